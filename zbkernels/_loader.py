@@ -1,0 +1,248 @@
+"""Loads the compiled libraries, and keeps the reason where one cannot be loaded.
+
+Three libraries stand beside this file, and each may be missing without taking the others along:
+
+- ``_C_cpu``: CPU kernels; defines the ops, so it is loaded before Python defines what is missing;
+- ``_C_cuda``: CUDA kernels; loaded only where torch is a CUDA build, since it needs symbols that others lack;
+- ``_host``: a Python extension with what is not a tensor op.
+
+:func:`load` never raises: without any of them the ops still run on their pure-torch reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import mmap
+import os
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from zbkernels._version import __version__
+
+_PACKAGE = Path(__file__).resolve().parent
+_MARKER = b"zbkernels-build-info:"
+_OLDEST_TORCH = (2, 11)
+_REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
+
+
+@dataclass(frozen=True)
+class LibraryState:
+    """What became of one library.
+
+    ``reason`` says why it is not loaded (or what is unusual although it is), ``mend`` what to do about it; both
+    are "" where all is well. ``build`` holds what the library's file says of its build, readable even where the
+    file cannot be loaded: version, torch, python, compiler, processor, nvcc, cuda_archs, cuda_note.
+    """
+
+    name: str
+    path: str | None
+    loaded: bool
+    reason: str = ""
+    mend: str = ""
+    build: dict[str, str] = field(default_factory=dict)
+
+
+_states: dict[str, LibraryState] = {}
+_handles: dict[str, ctypes.CDLL] = {}
+
+
+def load() -> None:
+    """Loads what can be loaded. Called once, by ``zbkernels/__init__``, before the ops are defined."""
+    for name, loader in (("_C_cpu", _load_cpu), ("_C_cuda", _load_cuda), ("_host", _load_host)):
+        try:
+            _states[name] = loader()
+        except Exception as error:  # a fault in here must not cost the user the import
+            _states[name] = LibraryState(name, None, False, f"{type(error).__name__}: {error}", _REBUILD)
+    _announce()
+
+
+def libraries() -> dict[str, LibraryState]:
+    """State of each library by name: ``_C_cpu``, ``_C_cuda``, ``_host``."""
+    return dict(_states)
+
+
+def handle(name: str) -> ctypes.CDLL | None:
+    """The loaded library for ctypes calls of its plain C functions, or None where it is not loaded."""
+    return _handles.get(name)
+
+
+def build_info(path: Path | str) -> dict[str, str]:
+    """What a library's file says of its build, without loading it; {} where it is none of ours."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            start = data.find(_MARKER)
+            if start < 0:
+                return {}
+            start += len(_MARKER)
+            return json.loads(data[start : data.find(b"\0", start)])
+    except (OSError, ValueError):
+        return {}
+
+
+def torch_build() -> str:
+    """The running torch in words, such as "torch 2.13.0+cpu, a CPU build"."""
+    if torch.version.cuda:
+        kind = f"a build for CUDA {torch.version.cuda}"
+    elif torch.version.hip:
+        kind = f"a build for ROCm {torch.version.hip}"
+    else:
+        kind = "a CPU build"
+    return f"torch {torch.__version__}, {kind}"
+
+
+def _load_cpu() -> LibraryState:
+    return _load_op_library("_C_cpu", "", "not built: this is a source tree, or the build left it out")
+
+
+def _load_cuda() -> LibraryState:
+    if torch.version.cuda is None:
+        path = _PACKAGE / "_C_cuda.so"
+        return LibraryState(
+            "_C_cuda",
+            str(path) if path.exists() else None,
+            False,
+            f"not loaded: the running torch is not a CUDA build ({torch_build()})",
+            "to run on a GPU, install a CUDA build of torch (https://pytorch.org/get-started/locally)",
+            build_info(path),
+        )
+    note = build_info(_PACKAGE / "_C_cpu.so").get("cuda_note") or "the build left it out"
+    return _load_op_library("_C_cuda", "CUDA", f"not built: {note}")
+
+
+def _load_op_library(name: str, key: str, missing: str) -> LibraryState:
+    """Loads one library of kernels; ``key`` is the dispatch key that nobody may have filled before."""
+    path = _PACKAGE / f"{name}.so"
+    copies = _mapped_copies(path.name)
+    other = next((copy for copy in copies if not _same_file(copy, path)), None)
+    if other is not None and not any(_same_file(copy, path) for copy in copies):
+        return _use_other_copy(name, other)
+    if not path.exists():
+        needs = " (needs nvcc, with ZBKERNELS_CUDA=1 it is asked for)" if key == "CUDA" else " (needs a C++ compiler)"
+        return LibraryState(name, None, False, missing, f"{_REBUILD}{needs}")
+    build = build_info(path)
+    refusal = _refusal(build) or ("" if copies else _names_taken(key))
+    if refusal:
+        return LibraryState(name, str(path), False, *refusal, build)
+    try:
+        torch.ops.load_library(str(path))
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return LibraryState(name, str(path), False, *_failure(str(error), build), build)
+    trouble = _registration_error(library)
+    if trouble:
+        mend = "import zbkernels before anything else that defines ops named zb::*"
+        return LibraryState(name, str(path), False, f"its kernels could not be registered: {trouble}", mend, build)
+    _handles[name] = library
+    return LibraryState(name, str(path), True, build=build)
+
+
+def _load_host() -> LibraryState:
+    found = sorted(_PACKAGE.glob("_host.*.so"))
+    try:
+        path = importlib.import_module("zbkernels._host").__file__ or ""
+        return LibraryState("_host", path, True, build=build_info(path))
+    except ImportError as error:
+        if not found:
+            return LibraryState(
+                "_host", None, False, "not built: this is a source tree", f"{_REBUILD} (needs a C++ compiler)"
+            )
+        build = build_info(found[0])
+        reason = f"{error} (found {', '.join(p.name for p in found)}, built with Python {build.get('python', '?')})"
+        return LibraryState("_host", str(found[0]), False, reason, _REBUILD, build)
+
+
+def _use_other_copy(name: str, path: str) -> LibraryState:
+    """Another copy of the package, loaded earlier in this process, has defined the ops: a second one may not."""
+    build = build_info(path)
+    reason = f"another copy of the package had loaded its own: {path}"
+    mend = "keep one copy of zbkernels on sys.path"
+    if build.get("version") != __version__:
+        reason += f" (version {build.get('version')}, while this is {__version__})"
+    _handles[name] = ctypes.CDLL(path)
+    return LibraryState(name, path, True, reason, mend, build)
+
+
+def _refusal(build: dict[str, str]) -> tuple[str, str] | None:
+    """Reason and mend where it is known beforehand that a library cannot work here."""
+    if tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2]) < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
+        reason = f"needs torch {oldest} or newer{_versions(build)}"
+        return reason, f'pip install "torch>={oldest}"'
+    built_for = build.get("version")
+    if built_for is not None and built_for != __version__:
+        return f"built for zbkernels {built_for}, while the Python files are {__version__}", _REBUILD
+    return None
+
+
+def _names_taken(key: str) -> tuple[str, str] | None:
+    """Reason and mend where the ops (or, for a key, their kernels) stand already, defined from Python."""
+    names = (
+        torch._C._dispatch_get_registrations_for_dispatch_key(key)
+        if key
+        else torch._C._dispatch_get_all_op_names()
+    )
+    taken = sorted(n for n in names if n.startswith("zb::"))
+    if not taken:
+        return None
+    return (
+        f"not loaded: {taken[0]} was defined from Python before, and a name cannot be defined twice in a process",
+        "import zbkernels before anything else that defines ops named zb::*",
+    )
+
+
+def _failure(text: str, build: dict[str, str]) -> tuple[str, str]:
+    """Reason and mend for what the dynamic linker said."""
+    reason = f"{text}{_versions(build)}"
+    if "undefined symbol" in text or "cannot open shared object" in text:
+        return reason, f"build it against the running torch: {_REBUILD}"
+    if "GLIBC" in text or "CXXABI" in text:
+        return reason, f"it was built on a newer system; build it on this one: {_REBUILD}"
+    return reason, f"the file may be damaged; install again, or build it: {_REBUILD}"
+
+
+def _versions(build: dict[str, str]) -> str:
+    return f" (built with torch {build.get('torch', 'of unknown version')}, running torch {torch.__version__})"
+
+
+def _registration_error(library: ctypes.CDLL) -> str:
+    function = library.zb_registration_error
+    function.restype = ctypes.c_char_p
+    return (function() or b"").decode()
+
+
+def _mapped_copies(file_name: str) -> list[str]:
+    """Libraries of ours by this file name that the process has loaded already, from whatever folder."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    paths = dict.fromkeys(re.findall(rf"(/\S.*/{re.escape(file_name)})$", maps, re.M))
+    return [path for path in paths if build_info(path)]
+
+
+def _same_file(a: str | Path, b: str | Path) -> bool:
+    try:
+        return os.path.samefile(a, b)
+    except OSError:
+        return False
+
+
+def _announce() -> None:
+    """Warns of a library that should work here and does not; what is absent by choice stays quiet."""
+    for state in _states.values():
+        quiet = state.loaded or state.path is None or (state.name == "_C_cuda" and torch.version.cuda is None)
+        if not quiet:
+            with contextlib.suppress(RuntimeWarning):  # under -W error too the import goes on
+                warnings.warn(
+                    f"zbkernels: {state.name} is not loaded, slower code takes its place: {state.reason}. "
+                    f"Mend: {state.mend}. `zb doctor` has the whole picture.",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
