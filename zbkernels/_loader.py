@@ -73,6 +73,33 @@ def handle(name: str) -> ctypes.CDLL | None:
     return _handles.get(name)
 
 
+def last_kernels() -> list[tuple[int, str]]:
+    """For each loaded library of kernels, what it ran last in this thread: (time in monotonic ns, name)."""
+    found = []
+    for device in ("cpu", "cuda"):
+        library = _handles.get(f"_C_{device}")
+        if library is not None:
+            name = _text(library, f"zb_{device}_last_kernel")
+            clock = getattr(library, f"zb_{device}_last_kernel_time")
+            clock.restype = ctypes.c_int64
+            if name:
+                found.append((clock(), f"{device}: {name}"))
+    return found
+
+
+def set_highest_precision(on: bool) -> None:
+    """Tells the CPU kernels whether float32 convolutions must be summed directly, in one order."""
+    library = _handles.get("_C_cpu")
+    if library is not None:
+        library.zb_cpu_set_highest_precision(int(on))
+
+
+def cpu_capability() -> str:
+    """The instruction set the CPU kernels use ("avx512", "avx2", "portable"), "" where they are not loaded."""
+    library = _handles.get("_C_cpu")
+    return "" if library is None else _text(library, "zb_cpu_capability")
+
+
 def build_info(path: Path | str) -> dict[str, str]:
     """What a library's file says of its build, without loading it; {} where it is none of ours."""
     try:
@@ -135,7 +162,7 @@ def _load_op_library(name: str, key: str, missing: str) -> LibraryState:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return LibraryState(name, str(path), False, *_failure(str(error), build), build)
-    trouble = _registration_error(library)
+    trouble = _text(library, "zb_registration_error")
     if trouble:
         mend = "import zbkernels before anything else that defines ops named zb::*"
         return LibraryState(name, str(path), False, f"its kernels could not be registered: {trouble}", mend, build)
@@ -211,8 +238,9 @@ def _versions(build: dict[str, str]) -> str:
     return f" (built with torch {build.get('torch', 'of unknown version')}, running torch {torch.__version__})"
 
 
-def _registration_error(library: ctypes.CDLL) -> str:
-    function = library.zb_registration_error
+def _text(library: ctypes.CDLL, function_name: str) -> str:
+    """What a C function of ours returns: `const char*` without arguments."""
+    function = getattr(library, function_name)
     function.restype = ctypes.c_char_p
     return (function() or b"").decode()
 
