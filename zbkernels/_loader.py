@@ -79,8 +79,8 @@ def last_kernels() -> list[tuple[int, str]]:
     for device in ("cpu", "cuda"):
         library = _handles.get(f"_C_{device}")
         if library is not None:
-            name = _text(library, f"zb_{device}_last_kernel")
-            clock = getattr(library, f"zb_{device}_last_kernel_time")
+            name = _text(library, "zb_last_kernel")
+            clock = library.zb_last_kernel_time
             clock.restype = ctypes.c_int64
             if name:
                 found.append((clock(), f"{device}: {name}"))

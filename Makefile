@@ -1,0 +1,108 @@
+# make demo     a first look: trains on the embedded digits, measures, draws out/demo/figure.png
+# make test     everything that continuous integration runs
+# make lint | typecheck | format | bench | check-cuda-load | clean
+#
+# PYTHON=python3.12 picks the interpreter of .venv; else the first found that is 3.10 or newer.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := test
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+BUILD := $(PY) setup.py -q build_ext --inplace
+# What continuous integration compiles: the oldest and the newest architecture whose code paths differ.
+TEST_CUDA := ZBKERNELS_CUDA_ARCHS="$${ZBKERNELS_CUDA_ARCHS-80-real;90a-real}"
+# A first look should not wait for nvcc unless there is a card to look at.
+DEMO_CUDA := ZBKERNELS_CUDA="$${ZBKERNELS_CUDA-$$(nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1 || echo 0)}"
+CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
+
+.PHONY: demo test lint typecheck format build bench check-cuda-load clean \
+        pytest-main pytest-triton-interpret pytest-triton-aot
+
+# --- environment: each step leaves a file in .venv and is not redone while that is newer ------------------------
+
+$(VENV)/made:
+	for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10; do
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+	    $$python -m venv $(VENV)
+	    touch $@
+	    exit 0
+	  fi
+	done
+	echo "zbkernels needs Python 3.10 or newer with its venv module (Debian, Ubuntu: apt install python3-venv)" >&2
+	exit 1
+
+# The pinned torch, and the build's tools: with these in place no isolated build has to fetch a torch of its own.
+$(VENV)/requirements: requirements-dev.txt | $(VENV)/made
+	$(PIP) install -q -r requirements-dev.txt
+	touch $@
+
+$(VENV)/for-demo: pyproject.toml setup.py $(VENV)/requirements
+	$(DEMO_CUDA) $(PIP) install -q --no-build-isolation -e '.[experiments]'
+	touch $@
+
+$(VENV)/for-test: pyproject.toml setup.py $(VENV)/requirements
+	$(TEST_CUDA) $(PIP) install -q --no-build-isolation -e '.[test]'
+	touch $@
+
+$(VENV)/for-bench: pyproject.toml setup.py $(VENV)/requirements
+	$(PIP) install -q --no-build-isolation -e '.[bench,experiments]'
+	touch $@
+
+# --- the commands ------------------------------------------------------------------------------------------------
+
+demo: $(VENV)/for-demo
+	$(DEMO_CUDA) $(BUILD) > /dev/null
+	$(VENV)/bin/zb demo
+
+test: build lint typecheck pytest-main pytest-triton-interpret pytest-triton-aot
+
+build: $(VENV)/for-test
+	$(TEST_CUDA) $(BUILD)
+
+pytest-main: build
+	$(PY) -m pytest -q python_tests --ignore-glob='*/test_triton_*'
+
+# Triton's interpreter is switched on for a whole process and breaks compilation there: two processes.
+pytest-triton-interpret: build
+	TRITON_INTERPRET=1 $(PY) -m pytest -q python_tests/test_triton_interpret*.py
+
+pytest-triton-aot: build
+	env -u TRITON_INTERPRET $(PY) -m pytest -q python_tests/test_triton_aot*.py
+
+lint: $(VENV)/for-test
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(CXX_FILES) | xargs $(VENV)/bin/clang-format --dry-run -Werror
+
+typecheck: $(VENV)/for-test
+	$(PY) -m mypy
+
+format: $(VENV)/for-test
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(CXX_FILES) | xargs $(VENV)/bin/clang-format -i
+
+bench: $(VENV)/for-bench
+	$(BUILD) > /dev/null
+	mkdir -p out
+	$(PY) -m pytest bench --benchmark-json=out/bench.json
+
+# That _C_cuda loads in a CUDA build of torch and registers its kernels: needs no GPU, but a download of 5 GB.
+CUDA_VENV ?= build/cuda-venv
+CUDA_TORCH ?= torch>=2.11
+check-cuda-load: build
+	if [ ! -e $(CUDA_VENV)/made ]; then
+	  $(PY) -m venv $(CUDA_VENV)
+	  $(CUDA_VENV)/bin/python -m pip install -q "$(CUDA_TORCH)" numpy
+	  touch $(CUDA_VENV)/made
+	fi
+	PYTHONPATH=$(CURDIR) $(CUDA_VENV)/bin/python python_tests/check_cuda_load.py
+
+clean:
+	rm -rf build dist out *.egg-info zbkernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
