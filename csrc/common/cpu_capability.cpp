@@ -1,8 +1,6 @@
 #include "common/cpu_capability.h"
 
 #include <atomic>
-#include <chrono>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -11,8 +9,6 @@ namespace zb {
 namespace {
 
 std::atomic<bool> highest{false};
-thread_local const char* last_kernel = "";
-thread_local int64_t last_kernel_time = 0;  // nanoseconds of the monotonic clock, as Python's time.monotonic_ns
 
 Capability best_of_processor() {
 #if defined(__x86_64__)
@@ -53,10 +49,6 @@ const char* capability_name(Capability capability) {
   }
 }
 
-void note_kernel(const char* literal) {
-  last_kernel = literal;
-  last_kernel_time = std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 bool highest_precision() { return highest.load(std::memory_order_relaxed); }
 
 }  // namespace zb
@@ -64,6 +56,4 @@ bool highest_precision() { return highest.load(std::memory_order_relaxed); }
 #define ZB_EXPORT extern "C" __attribute__((visibility("default")))
 
 ZB_EXPORT const char* zb_cpu_capability() { return zb::capability_name(zb::cpu_capability()); }
-ZB_EXPORT const char* zb_cpu_last_kernel() { return zb::last_kernel; }
-ZB_EXPORT int64_t zb_cpu_last_kernel_time() { return zb::last_kernel_time; }
 ZB_EXPORT void zb_cpu_set_highest_precision(int on) { zb::highest.store(on != 0, std::memory_order_relaxed); }

@@ -1,5 +1,7 @@
-// Which instruction set the CPU kernels use, decided once at run time, and what the last call used.
+// Which instruction set the CPU kernels use, decided once at run time.
 #pragma once
+
+#include "common/last_kernel.h"
 
 namespace zb {
 
@@ -9,9 +11,6 @@ enum class Capability { kPortable, kAvx2, kAvx512 };
 // ZBKERNELS_CPU_CAPABILITY (portable, avx2, avx512) asks for it. Read once, at the first call.
 Capability cpu_capability();
 const char* capability_name(Capability capability);
-
-// For `zbkernels.last_kernel()`: a literal such as "direct avx512", kept per thread.
-void note_kernel(const char* literal);
 
 // zbkernels.set_conv_precision: true is "highest" (direct sums in one order), false "high" (algorithms with
 // fewer operations allowed). Process-wide, read at each call.
