@@ -1,0 +1,183 @@
+"""The command ``zb``. Heavy modules are imported by the command that needs them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from zbkernels._version import __version__
+
+app = typer.Typer(
+    name="zb",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="zbkernels: fast bias-free ReLU networks. Experiments, benchmarks, and a check of this installation.",
+)
+_console = Console()
+_errors = Console(stderr=True)
+
+Seeds = Annotated[str | None, typer.Option(help="Comma-separated seeds instead of the preset's: 0,1,2")]
+Data = Annotated[Path | None, typer.Option(help="Folder of the image sets, in torchvision's layout [ZBKERNELS_DATA]")]
+
+
+@app.command("list")
+def list_experiments() -> None:
+    """List the experiments with their presets."""
+    from rich.table import Table
+
+    from zbkernels.experiments import EXPERIMENTS, get
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("experiment", "preset", "what it takes"):
+        table.add_column(column)
+    for name in EXPERIMENTS:
+        experiment = get(name)
+        table.add_row(f"[bold]{name}[/]", "", escape(experiment.title))
+        for preset, settings in experiment.presets.items():
+            table.add_row("", preset, escape(settings.summary))
+    _console.print(table)
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="An experiment from `zb list`")],
+    preset: Annotated[str, typer.Option(help="smoke, quick or paper")] = "quick",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:index]")] = "auto",
+    data: Data = None,
+    out: Annotated[Path, typer.Option(help="Results go to OUT/NAME-PRESET")] = Path("out"),
+    seeds: Seeds = None,
+    variant: Annotated[list[str] | None, typer.Option(help="Only this kind of network (may be repeated)")] = None,
+    form: Annotated[str, typer.Option(help="Zero-bias networks on fused or plain layers")] = "fused",
+    time_epoch: Annotated[bool, typer.Option("--time-epoch", help="Also time one epoch in each form")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start over, whatever is there")] = False,
+) -> None:
+    """Run an experiment. A run that was cut off goes on; a finished one is shown, not repeated."""
+    with _one_line_errors():
+        from zbkernels.experiments import runner
+
+        folder = runner.run(
+            name,
+            preset=preset,
+            device=device,
+            data=data,
+            out=out,
+            seeds=_seeds(seeds),
+            variants=tuple(variant) if variant else None,
+            form=form,
+            time_epoch=time_epoch,
+            force=force,
+        )
+        _show(folder)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="A run's folder, or one that holds several")]) -> None:
+    """Write a run's table and figure again from its metrics, and print the table."""
+    with _one_line_errors():
+        from zbkernels.report import report as rewrite
+
+        for path, _ in rewrite(folder):
+            _show(path)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the figure")] = Path("out/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of both networks")] = 0,
+) -> None:
+    """Train two small networks on scikit-learn's digits and show what dropping the bias brings (under 2 minutes)."""
+    with _one_line_errors():
+        from zbkernels.demo import main as run_demo
+
+        run_demo(out, seed, _console)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(context: typer.Context) -> None:
+    """Time the ops against their competitors; the options are those of `zb bench --help`."""
+    with _one_line_errors():
+        from zbkernels.benchmarking.command import main as run_bench
+
+        raise typer.Exit(run_bench(context.args))
+
+
+@app.command()
+def doctor() -> None:
+    """Show versions, libraries, devices, which kernel runs for each op, and the mend for each fault."""
+    with _one_line_errors():
+        from zbkernels.doctor import main as run_doctor
+
+        raise typer.Exit(run_doctor())
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    del version
+
+
+def _show(folder: Path) -> None:
+    """A run's table as text: it stays readable when it is piped into a file."""
+    print((folder / "table.md").read_text(encoding="utf-8"))
+    print(f"{folder / 'table.md'}  {folder / 'figure.png'}")
+
+
+def _seeds(text: str | None) -> tuple[int, ...] | None:
+    from zbkernels.experiments import ExperimentError
+
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ExperimentError(f"--seeds: expected whole numbers separated by commas, got {text!r}") from error
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Turn the errors that are the user's to mend into one line and exit code 1; let real faults show themselves."""
+    from zbkernels.checkpoint import CheckpointError
+    from zbkernels.data import DataError
+    from zbkernels.experiments import ExperimentError
+    from zbkernels.report import ReportError
+    from zbkernels.train import TrainingError
+
+    try:
+        yield
+    except (DataError, ExperimentError, ReportError, TrainingError, CheckpointError) as error:
+        _fail(str(error), 1)
+    except ModuleNotFoundError as error:
+        extra = "bench" if (error.name or "") in {"onnxruntime", "openvino", "pytest_benchmark"} else "experiments"
+        if (error.name or "").startswith("zbkernels"):
+            raise
+        _fail(f"{error.name} is not installed: pip install 'zbkernels[{extra}]'", 1)
+    except OSError as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail("stopped; the last finished epoch is kept, and the same command goes on from there", 130)
+
+
+def _fail(message: str, code: int) -> None:
+    _errors.print(f"[bold red]zb:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(app())

@@ -1,0 +1,33 @@
+"""Image sets as plain tensors: ``load("mnist", root)`` gives a :class:`Dataset` of two :class:`Split`.
+
+Pixels are float32 in [0, 1] and no mean is subtracted: a zero-bias network maps the zero image to zero
+logits, and that says something only while a black image is still zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from zbkernels.data.dataset import DataError, Dataset, Split
+from zbkernels.data.digits import load_digits
+from zbkernels.data.mnist import load_fashion_mnist, load_mnist
+
+__all__ = ["DATASETS", "DataError", "Dataset", "Split", "load", "load_digits", "load_fashion_mnist", "load_mnist"]
+
+DATASETS: dict[str, Callable[[str | Path | None], Dataset]] = {
+    "mnist": load_mnist,
+    "fashion-mnist": load_fashion_mnist,
+    "digits": load_digits,
+}
+
+
+def load(name: str, root: str | Path | None = None) -> Dataset:
+    """Load the image set ``name`` (a key of :data:`DATASETS`) from ``root``, or from ``$ZBKERNELS_DATA``.
+
+    Raises:
+        DataError: the name is unknown, or a file is missing or broken.
+    """
+    if name not in DATASETS:
+        raise DataError(f"unknown image set {name!r}; known: {', '.join(DATASETS)}")
+    return DATASETS[name](root)

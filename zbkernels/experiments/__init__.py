@@ -1,0 +1,29 @@
+"""The papers' tables and figures, one module per experiment, each run by name: ``zb run table1-mnist``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+
+from zbkernels.experiments.base import Experiment, ExperimentError, Preset
+
+__all__ = ["EXPERIMENTS", "Experiment", "ExperimentError", "Preset", "get"]
+
+# Name -> module. A module holds EXPERIMENT; it is imported when it is asked for, so that `zb list` stays quick.
+EXPERIMENTS: dict[str, str] = {
+    "table1-mnist": "zbkernels.experiments.table1_mnist",
+    "table1-fashion": "zbkernels.experiments.table1_fashion",
+}
+
+
+def get(name: str) -> Experiment:
+    """The experiment called ``name``.
+
+    Raises:
+        ExperimentError: there is none; the message suggests close names.
+    """
+    if name not in EXPERIMENTS:
+        close = difflib.get_close_matches(name, EXPERIMENTS, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(EXPERIMENTS)}"
+        raise ExperimentError(f"no experiment is called {name!r}; {hint}")
+    return importlib.import_module(EXPERIMENTS[name]).EXPERIMENT

@@ -1,0 +1,84 @@
+"""What an experiment is: presets, a function that measures, one that writes the table, one that draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zbkernels.experiments.progress import Progress
+
+
+class ExperimentError(Exception):
+    """An experiment cannot run as asked. The message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How much of the paper's work is done.
+
+    Attributes:
+        summary: one line for ``zb list``.
+        data: name of the image set (see :mod:`zbkernels.data`).
+        train_images, test_images: take only the first so many; None takes all.
+    """
+
+    summary: str
+    data: str
+    epochs: int
+    batch_size: int
+    seeds: tuple[int, ...]
+    train_images: int | None = None
+    test_images: int | None = None
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What the user asked for. Two runs with equal settings give equal results."""
+
+    experiment: str
+    preset: str
+    seeds: tuple[int, ...]
+    device: str
+    variants: tuple[str, ...]
+    form: str  # of the zero-bias networks: "fused" or "plain"
+
+
+@dataclass
+class RunContext:
+    """Everything an experiment's ``run`` is given."""
+
+    settings: RunSettings
+    preset: Preset
+    folder: Path
+    data_root: str | Path | None
+    device: torch.device
+    progress: Progress
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of a paper.
+
+    Attributes:
+        source: where in the paper the numbers stand.
+        variants: the kinds of network that are compared, in the order of the table.
+        run: does the work and returns the metrics (JSON-able).
+        table: metrics -> Markdown.
+        figure: metrics and a path -> a PNG file there.
+        time_epoch: measures one epoch in each form, for the metrics' "timing"; None where that makes no sense.
+    """
+
+    name: str
+    title: str
+    source: str
+    presets: Mapping[str, Preset]
+    variants: tuple[str, ...]
+    run: Callable[[RunContext], dict[str, Any]]
+    table: Callable[[dict[str, Any]], str]
+    figure: Callable[[dict[str, Any], Path], None]
+    time_epoch: Callable[[RunContext], dict[str, Any]] | None = field(default=None)

@@ -1,0 +1,86 @@
+"""Progress of long work: a bar with the remaining time on a terminal, one line per epoch elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+
+class Progress:
+    """Counts batches over all units of a run. Used as a context manager.
+
+    Args:
+        console: where to write. On anything but a terminal no bar is drawn and finished epochs are printed.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("batches ·"),
+            TimeElapsedColumn(),
+            TextColumn("· remaining"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+            speed_estimate_period=120,
+        )
+        self._task = self._bar.add_task("", total=0)
+        self._total = 0
+        self._done = 0
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def expect(self, batches: int) -> None:
+        """Add (or, negative, take away) work still to do."""
+        self._total += batches
+        self._bar.update(self._task, total=self._total)
+
+    def describe(self, text: str) -> None:
+        self._bar.update(self._task, description=text)
+
+    def batch_done(self) -> None:
+        self._done += 1
+        self._bar.advance(self._task)
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the bar."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def epoch_done(self, text: str) -> None:
+        """On a terminal the bar's description; elsewhere a line of its own, with the remaining time."""
+        if self.console.is_terminal:
+            self.describe(text)
+            return
+        left = ""
+        if self._done:
+            seconds = (time.monotonic() - self._started) / self._done * (self._total - self._done)
+            left = f" · about {duration(seconds)} left"
+        self.say(text + left)
+
+
+def duration(seconds: float) -> str:
+    """``75`` -> ``1 min 15 s``; the two largest units that matter."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"

@@ -1,0 +1,163 @@
+"""Runs one experiment into one folder: config.json first, then the work, then metrics, table and figure."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zbkernels._version import __version__
+from zbkernels.experiments import get
+from zbkernels.experiments.base import Experiment, ExperimentError, RunContext, RunSettings
+from zbkernels.experiments.progress import Progress
+from zbkernels.files import read_json, replacing, write_json, write_text
+
+FORMS = ("fused", "plain")
+
+
+def run(
+    name: str,
+    *,
+    preset: str = "quick",
+    device: str = "auto",
+    data: str | Path | None = None,
+    out: str | Path = "out",
+    seeds: tuple[int, ...] | None = None,
+    variants: tuple[str, ...] | None = None,
+    form: str = "fused",
+    time_epoch: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Run the experiment ``name`` into ``<out>/<name>-<preset>`` and return that folder.
+
+    A run that is finished there with the same settings is left alone; one that was cut off goes on.
+
+    Args:
+        device: "auto" (CUDA where there is one), or a torch device.
+        data: folder of the image sets; None: ``$ZBKERNELS_DATA``.
+        seeds, variants: instead of the preset's seeds and of all kinds of network.
+        form: of the zero-bias networks, "fused" (zbkernels.nn) or "plain" (torch layers).
+        time_epoch: also measure one epoch in each form.
+        force: throw away what is there and start over.
+
+    Raises:
+        ExperimentError, DataError, CheckpointError, TrainingError: with one line for the user.
+    """
+    experiment = get(name)
+    settings = _settings(experiment, preset, device, seeds, variants, form)
+    folder = Path(out) / f"{name}-{preset}"
+    progress = progress or Progress()
+    if not force and not time_epoch and _finished(folder, settings):
+        progress.say(f"{folder}: finished already; --force repeats it")
+        return folder
+
+    context = RunContext(
+        settings, experiment.presets[preset], folder, data, torch.device(settings.device), progress, force
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.json").unlink(missing_ok=True)
+    write_json(folder / "config.json", {"settings": _json(settings), "environment": environment(context.device)})
+    started = time.perf_counter()
+    with progress:
+        metrics = experiment.run(context)
+        timing_file = folder / "timing.json"
+        if time_epoch and experiment.time_epoch is not None:
+            write_json(timing_file, experiment.time_epoch(context))
+        metrics["timing"] = read_json(timing_file) if timing_file.exists() else None
+    progress.say(f"{folder}: done in {time.perf_counter() - started:.0f} s")
+    write_report(experiment, folder, metrics)
+    write_json(folder / "metrics.json", metrics)  # last: its presence says that the run is finished
+    return folder
+
+
+def write_report(experiment: Experiment, folder: Path, metrics: dict[str, Any]) -> None:
+    """``table.md`` and ``figure.png`` from the metrics."""
+    write_text(folder / "table.md", experiment.table(metrics))
+    with replacing(folder / "figure.png") as temporary:
+        experiment.figure(metrics, temporary)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, device and code state that a result depends on."""
+    cuda = device.type == "cuda"
+    return {
+        "zbkernels": __version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if cuda else device.type,
+        "cuda": torch.version.cuda if cuda else None,
+        "threads": torch.get_num_threads(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _settings(
+    experiment: Experiment,
+    preset: str,
+    device: str,
+    seeds: tuple[int, ...] | None,
+    variants: tuple[str, ...] | None,
+    form: str,
+) -> RunSettings:
+    if preset not in experiment.presets:
+        raise ExperimentError(f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}")
+    unknown = [variant for variant in variants or () if variant not in experiment.variants]
+    if unknown:
+        raise ExperimentError(
+            f"{experiment.name} has no variant {unknown[0]!r}; it has {', '.join(experiment.variants)}"
+        )
+    if form not in FORMS:
+        raise ExperimentError(f"unknown form {form!r}; known: {', '.join(FORMS)}")
+    chosen = experiment.presets[preset].seeds if seeds is None else seeds
+    if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0:
+        raise ExperimentError(f"expected different seeds, 0 or larger, got {','.join(map(str, chosen)) or 'none'}")
+    return RunSettings(experiment.name, preset, chosen, _device(device), variants or experiment.variants, form)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ExperimentError(f"unknown device {name!r}; expected auto, cpu or cuda[:index]") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ExperimentError(f"expected device auto, cpu or cuda[:index], got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ExperimentError(f"device {name}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices")
+    return str(device)
+
+
+def _finished(folder: Path, settings: RunSettings) -> bool:
+    if not (folder / "metrics.json").exists() or not (folder / "config.json").exists():
+        return False
+    return read_json(folder / "config.json").get("settings") == _json(settings)
+
+
+def _json(settings: RunSettings) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
+
+
+def _git_commit() -> str | None:
+    """Commit of the checkout this package runs from, with "+changes" where files differ; None outside one."""
+    package = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        if not git("ls-files", "--", Path(__file__).name):
+            return None  # the checkout around us belongs to something else
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

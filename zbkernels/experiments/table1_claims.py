@@ -1,0 +1,143 @@
+"""The paper's claims about Table 1 and Figure 5, each with the rule by which it is judged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, Verdict, judge, mean, spread
+
+SAME_ACCURACY = 1.0  # percentage points within which two accuracies count as the same
+SAME_LOSS = 0.05  # relative gap within which two loss curves count as "almost identical"
+NEAR_TIE = 1e-4  # relative gap of the two best logits below which float32 rounding may flip a prediction
+PAPER_VARIANCE = 0.5
+
+
+def verdicts(metrics: dict[str, Any]) -> list[Verdict]:
+    """One verdict per claim. Claims about numbers need the paper's data; the theorems hold on any."""
+    with_bias = [unit for unit in metrics["units"] if unit["variant"] == "with-bias"]
+    without = [unit for unit in metrics["units"] if unit["variant"] == "without-bias"]
+    both = with_bias and without
+    data = metrics["data"]
+    why = "" if data["as_in_paper"] else f"the data are {data['title']}"
+    missing = "networks of one kind were not trained in this run"
+    return [
+        _number("with bias", with_bias, metrics["paper"]["with-bias"][0], why),
+        _number("without bias", without, metrics["paper"]["without-bias"][0], why),
+        _invariance(without) if without else Verdict(_INVARIANCE, NOT_TESTABLE, missing),
+        _decline(with_bias, metrics, why or ("" if with_bias else missing)),
+        _similar(with_bias, without, why or ("" if both else missing)),
+        _variance(with_bias + without, metrics, why),
+        _losses(with_bias, without, why or ("" if both else missing)),
+        _zero_image(with_bias, without) if both else Verdict(_ZERO_IMAGE, NOT_TESTABLE, missing),
+    ]
+
+
+_INVARIANCE = "Without bias, the predictions are the same at every scalar"
+_ZERO_IMAGE = "On the zero image, the network without bias gives every class the same probability, one with bias does not"
+
+
+def _number(label: str, units: list[dict[str, Any]], paper: float, why: str) -> Verdict:
+    claim = f"Accuracy at scalar 1, {label}: {paper:.2f} %"
+    if why or not units:
+        return Verdict(claim, NOT_TESTABLE, why or "not trained in this run")
+    values = [unit["sweep"][0]["accuracy"] for unit in units]
+    gap = mean(values) - paper
+    verdict = judge(gap, SAME_ACCURACY, spread(values))
+    return Verdict(claim, verdict, f"{mean(values):.2f} %, {gap:+.2f} (counts as the same within {SAME_ACCURACY:g})")
+
+
+def _invariance(units: list[dict[str, Any]]) -> Verdict:
+    rows = [row for unit in units for row in unit["sweep"]]
+    changed = sum(row["changed"] for row in rows)
+    if not changed:
+        return Verdict(_INVARIANCE, HOLDS, f"0 predictions changed in {len(units)} networks × {len(rows) // len(units)} scalars")
+    margin = max(row["largest_changed_margin"] for row in rows if row["changed"])
+    most = max(row["changed"] for row in rows)
+    measured = f"at most {most} predictions changed at a scalar ({changed} in all), between logits at most {margin:.1e} apart"
+    if margin <= NEAR_TIE:
+        return Verdict(_INVARIANCE, HOLDS, f"{measured} (relative): near-ties flipped by float32 rounding")
+    return Verdict(_INVARIANCE, FAILS, f"{measured} (relative), more than rounding explains")
+
+
+def _decline(units: list[dict[str, Any]], metrics: dict[str, Any], why: str) -> Verdict:
+    claim = "With bias, accuracy declines as the contrast falls"
+    if why:
+        return Verdict(claim, NOT_TESTABLE, why)
+    curve = [mean([unit["sweep"][i]["accuracy"] for unit in units]) for i in range(len(metrics["scalars"]))]
+    rise = max(after - before for before, after in zip(curve, curve[1:], strict=False))
+    gaps = [ours - paper for ours, paper in zip(curve, metrics["paper"]["with-bias"], strict=True)]
+    worst = max(range(len(gaps)), key=lambda i: abs(gaps[i]))
+    measured = (
+        f"{curve[0]:.2f} % falls to {curve[-1]:.2f} %, largest rise on the way {max(rise, 0):.2f}; "
+        f"farthest from the paper at {metrics['scalars'][worst]:g}: {gaps[worst]:+.2f}"
+    )
+    return Verdict(claim, HOLDS if curve[-1] < curve[0] / 2 and rise <= SAME_ACCURACY else FAILS, measured)
+
+
+def _similar(with_bias: list[dict[str, Any]], without: list[dict[str, Any]], why: str) -> Verdict:
+    claim = "At scalar 1, networks with and without bias have similar accuracies"
+    if why:
+        return Verdict(claim, NOT_TESTABLE, why)
+    one = [unit["sweep"][0]["accuracy"] for unit in with_bias]
+    other = [unit["sweep"][0]["accuracy"] for unit in without]
+    gap = mean(other) - mean(one)
+    verdict = judge(gap, SAME_ACCURACY, _pooled(one, other))
+    return Verdict(claim, verdict, f"{mean(one):.2f} % with, {mean(other):.2f} % without: {gap:+.2f}")
+
+
+def _variance(units: list[dict[str, Any]], metrics: dict[str, Any], why: str) -> Verdict:
+    claim = f"All variances over the repetitions are below {PAPER_VARIANCE}"
+    variances: dict[tuple[str, float], float] = {}
+    for variant in ("with-bias", "without-bias"):
+        chosen = [unit for unit in units if unit["variant"] == variant]
+        for index, scalar in enumerate(metrics["scalars"]):
+            deviation = spread([unit["sweep"][index]["accuracy"] for unit in chosen]) if chosen else None
+            if deviation is not None:
+                variances[variant, scalar] = deviation**2
+    if why or not variances:
+        return Verdict(claim, NOT_TESTABLE, why or "it takes at least two seeds")
+    above = [key for key, value in variances.items() if value >= PAPER_VARIANCE]
+    variant, scalar = max(variances, key=lambda key: variances[key])
+    measured = (
+        f"{len(above)} of {len(variances)} are not; the largest is {variances[variant, scalar]:.2f} "
+        f"({variant.replace('-', ' ')}, scalar {scalar:g})"
+    )
+    return Verdict(claim, FAILS if above else HOLDS, measured)
+
+
+def _losses(with_bias: list[dict[str, Any]], without: list[dict[str, Any]], why: str) -> Verdict:
+    claim = "Loss curves with and without bias are almost identical (Figure 5)"
+    if why:
+        return Verdict(claim, NOT_TESTABLE, why)
+    largest, noise_explains = 0.0, True
+    for key in ("train_loss", "test_loss"):
+        for index in range(len(with_bias[0]["epochs"])):
+            one = [unit["epochs"][index][key] for unit in with_bias]
+            other = [unit["epochs"][index][key] for unit in without]
+            gap = abs(mean(one) - mean(other))
+            largest = max(largest, gap / mean(one))
+            pooled = _pooled(one, other)
+            noise_explains &= gap <= SAME_LOSS * mean(one) or (pooled is not None and gap <= 2 * pooled)
+    verdict = HOLDS if largest <= SAME_LOSS else WITHIN_SPREAD if noise_explains else FAILS
+    return Verdict(
+        claim, verdict, f"largest gap over all epochs {100 * largest:.1f} % (almost identical up to {100 * SAME_LOSS:g} %)"
+    )
+
+
+def _zero_image(with_bias: list[dict[str, Any]], without: list[dict[str, Any]]) -> Verdict:
+    uniform = [max(abs(p - 1 / len(unit["zero_image"])) for p in unit["zero_image"]) for unit in without]
+    preferred = [max(unit["zero_image"]) for unit in with_bias]
+    classes = len(with_bias[0]["zero_image"])
+    measured = (
+        f"without: at most {max(uniform):.1e} from 1/{classes}; with: likeliest class {min(preferred):.3f} to "
+        f"{max(preferred):.3f}"
+    )
+    holds = max(uniform) < 1e-6 and min(preferred) > 1.1 / classes
+    return Verdict(_ZERO_IMAGE, HOLDS if holds else FAILS, measured)
+
+
+def _pooled(one: list[float], other: list[float]) -> float | None:
+    """Standard deviation of the difference of two means' underlying values, from both samples."""
+    a, b = spread(one), spread(other)
+    return None if a is None or b is None else math.sqrt((a * a + b * b) / 2)

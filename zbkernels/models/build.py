@@ -1,0 +1,117 @@
+"""From a row of configuration to an ``nn.Sequential``.
+
+The same row gives three networks: with bias (plain torch layers), without bias on the fused layers, and without
+bias on plain torch layers. Layer names are the same in all three, so the two zero-bias forms have the same
+``state_dict`` keys, and the biased one adds ``<layer>.bias`` only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+from zbkernels.models.rows import Architecture, Conv
+
+
+def build(
+    architecture: Architecture,
+    image_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    bias: bool = False,
+    fused: bool | None = None,
+    seed: int = 0,
+) -> nn.Sequential:
+    """Build and initialise a network for images ``[N, *image_shape]``; it returns logits ``[N, classes]``.
+
+    Args:
+        bias: every convolution and linear layer has a bias (plain torch layers).
+        fused: use ``zbkernels.nn``'s layers. ``None``: yes where there is no bias.
+        seed: decides the initial weights. For one seed they are the same in all forms, with or without bias.
+
+    Raises:
+        ValueError: fused layers are asked for in a network with bias, convolutions follow linear layers, or a pool
+            does not fit the map it is given.
+    """
+    fused = not bias if fused is None else fused
+    if fused and bias:
+        raise ValueError("build: the fused layers have no bias; expected fused=False with bias=True")
+    conv, linear = (_fused_conv, _fused_linear) if fused else (_plain_conv, _plain_linear)
+
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    channels, height, width = image_shape
+    features: int | None = None  # known once the map has been flattened
+    for index, block in enumerate(architecture.blocks, start=1):
+        if isinstance(block, Conv):
+            if features is not None:
+                raise ValueError(f"{architecture.name}: expected convolutions before linear layers, got {block}")
+            if min(height, width) < block.pool:
+                raise ValueError(
+                    f"{architecture.name}: block {index} pools {block.pool}×{block.pool}, got a map of "
+                    f"{height}×{width} from images of shape {list(image_shape)}"
+                )
+            layers.update(conv(index, channels, block, bias))
+            channels, height, width = block.out, height // block.pool, width // block.pool
+            continue
+        if features is None:
+            layers["flatten"] = nn.Flatten()
+            features = channels * height * width
+        layers.update(linear(index, features, block.out, bias))
+        features = block.out
+    if features is None:
+        layers["flatten"] = nn.Flatten()
+        features = channels * height * width
+    layers["classifier"] = nn.Linear(features, classes, bias=bias)
+    model = nn.Sequential(layers)
+    initialise(model, seed)
+    return model
+
+
+def initialise(model: nn.Module, seed: int) -> None:
+    """Draw every weight from N(0, 2 / fan_in) (He) and set every bias to 0, in place.
+
+    The draws depend on the seed, the order and the shapes of the weights, and on nothing else: not on the bias, the
+    layer classes, the memory format or torch's global generator.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+                continue
+            fan_in = parameter[0].numel()  # C/groups · R · S, or the number of inputs
+            drawn = torch.randn(parameter.shape, generator=generator) * (2 / fan_in) ** 0.5
+            parameter.copy_(drawn)
+
+
+def parameter_count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _plain_conv(index: int, channels: int, block: Conv, bias: bool) -> dict[str, nn.Module]:
+    layers: dict[str, nn.Module] = {
+        f"conv{index}": nn.Conv2d(channels, block.out, block.kernel, padding=block.kernel // 2, bias=bias),
+        f"relu{index}": nn.ReLU(),
+    }
+    if block.pool > 1:
+        layers[f"pool{index}"] = nn.MaxPool2d(block.pool)
+    return layers
+
+
+def _plain_linear(index: int, inputs: int, outputs: int, bias: bool) -> dict[str, nn.Module]:
+    return {f"fc{index}": nn.Linear(inputs, outputs, bias=bias), f"relu{index}": nn.ReLU()}
+
+
+def _fused_conv(index: int, channels: int, block: Conv, bias: bool) -> dict[str, nn.Module]:
+    from zbkernels.nn import ConvReLUPool2d
+
+    pool = {"pool": "max", "pool_kernel": block.pool} if block.pool > 1 else {"pool": "none"}
+    return {f"conv{index}": ConvReLUPool2d(channels, block.out, block.kernel, padding=block.kernel // 2, **pool)}
+
+
+def _fused_linear(index: int, inputs: int, outputs: int, bias: bool) -> dict[str, nn.Module]:
+    from zbkernels.nn import LinearReLU
+
+    return {f"fc{index}": LinearReLU(inputs, outputs)}

@@ -1,0 +1,96 @@
+"""What every report shares: verdicts on claims, Markdown tables, and redrawing a run from its metrics.json."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zbkernels.files import read_json
+
+HOLDS = "holds"
+WITHIN_SPREAD = "holds within the spread of the seeds"
+FAILS = "does not hold"
+NOT_TESTABLE = "not testable here"
+
+
+class ReportError(Exception):
+    """A folder holds nothing that can be reported; the message names it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim of a paper, one of the four verdicts, and the numbers behind it (or the reason for none)."""
+
+    claim: str
+    verdict: str
+    measured: str
+
+
+def judge(gap: float, tolerance: float, spread: float | None) -> str:
+    """The verdict on "two numbers agree": within ``tolerance``, else within two standard deviations of the seeds.
+
+    Args:
+        gap: the difference of the two numbers; its sign does not matter.
+        spread: standard deviation over the seeds in the same unit; None with fewer than two seeds.
+    """
+    if abs(gap) <= tolerance:
+        return HOLDS
+    if spread is not None and abs(gap) <= 2 * spread:
+        return WITHIN_SPREAD
+    return FAILS
+
+
+def mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values)
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Sample standard deviation; None for a single value, which has none."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A GitHub table; the first column is text, the others are numbers and stand to the right."""
+    lines = [_row(header), _row(["---", *["---:"] * (len(header) - 1)]), *(_row(row) for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> str:
+    lines = [_row(["claim of the paper", "verdict", "measured"]), _row(["---"] * 3)]
+    lines += [_row([v.claim, f"**{v.verdict}**", v.measured]) for v in verdicts]
+    return "\n".join(lines) + "\n"
+
+
+def report(folder: Path) -> list[tuple[Path, str]]:
+    """Write table.md and figure.png again, from metrics.json, for the run in ``folder`` or each run inside it.
+
+    Returns:
+        The folders and their tables.
+
+    Raises:
+        ReportError: there is no finished run.
+    """
+    from zbkernels.experiments import get
+    from zbkernels.experiments.runner import write_report
+
+    if not folder.is_dir():
+        raise ReportError(f"{folder}: no such folder")
+    runs = [path.parent for path in (folder / "metrics.json", *sorted(folder.glob("*/metrics.json"))) if path.exists()]
+    if not runs:
+        raise ReportError(f"{folder}: no finished run here or one level below (a finished run has metrics.json)")
+    tables = []
+    for path in runs:
+        try:
+            metrics = read_json(path / "metrics.json")
+            experiment = get(metrics["experiment"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ReportError(f"{path / 'metrics.json'}: not the metrics of an experiment ({error})") from error
+        write_report(experiment, path, metrics)
+        tables.append((path, experiment.table(metrics)))
+    return tables
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

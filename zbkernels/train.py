@@ -1,0 +1,259 @@
+"""The training loop: seeded, checkpointed each epoch, and resumed so that the result is the uncut run's, bit for
+bit (same machine, torch, thread count)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zbkernels import checkpoint as checkpoints
+from zbkernels.data import Dataset, Split
+
+EVALUATION_BATCH = 1000
+_LOSS_CHECK_EVERY = 64  # batches between looks at the losses: on a GPU each look waits for it
+_OPTIMIZERS = {"adadelta": torch.optim.Adadelta, "sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+
+
+class TrainingError(Exception):
+    """Training cannot go on; the message says where it stopped and why."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of one training run.
+
+    Attributes:
+        optimizer: "adadelta", "sgd" or "adam", with torch's defaults besides ``lr``.
+        seed: of the order of the images, and of anything random inside the model.
+        memory_format: of weights and images, "contiguous" or "channels_last".
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float = 0.01
+    optimizer: str = "adadelta"
+    seed: int = 0
+    memory_format: str = "contiguous"
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Mean cross-entropy over the epoch's training batches, then loss and accuracy (%) on the test images."""
+
+    epoch: int
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+    seconds: float
+
+
+def train(
+    model: nn.Module,
+    data: Dataset,
+    config: TrainConfig,
+    *,
+    folder: Path | None = None,
+    on_batch: Callable[[], None] | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> list[Epoch]:
+    """Train ``model`` in place with cross-entropy and return one :class:`Epoch` per epoch.
+
+    Torch's global generators are left as they were found.
+
+    Args:
+        folder: where to keep the checkpoint. One that is already there is continued. None: no checkpoints.
+        on_batch: called after each batch.
+        on_epoch: called after each epoch; when resuming, first for each epoch already done.
+        say: receives a line of text where the user should know something.
+
+    Raises:
+        TrainingError: the loss is not finite, or the checkpoint in ``folder`` belongs to another configuration.
+        CheckpointError: the checkpoint in ``folder`` is broken.
+        ValueError: an unknown optimizer or memory format.
+    """
+    device = next(model.parameters()).device
+    layout = memory_format(config.memory_format)
+    model.to(memory_format=layout)
+    data = data.to(device)
+    optimizer = new_optimizer(model, config)
+    shuffle = torch.Generator().manual_seed(config.seed)
+    history: list[Epoch] = []
+
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), _deterministic_cudnn():
+        torch.manual_seed(config.seed)
+        found = checkpoints.load(folder) if folder is not None else None
+        if found is not None:
+            history = _resume(found, model, optimizer, shuffle, config, device, say)
+            for epoch in history:
+                if on_epoch is not None:
+                    on_epoch(epoch)
+        for number in range(len(history) + 1, config.epochs + 1):
+            started = time.perf_counter()
+            order = torch.randperm(len(data.train), generator=shuffle).to(device)
+            train_loss = train_epoch(model, data.train, optimizer, config, order, number, on_batch)
+            seconds = time.perf_counter() - started
+            test_loss, test_accuracy = evaluate(model, data.test, memory_format=layout)
+            history.append(Epoch(number, train_loss, test_loss, test_accuracy, seconds))
+            if folder is not None:
+                checkpoints.save(
+                    folder,
+                    step=number,
+                    model=model,
+                    optimizer=optimizer,
+                    rng=_rng_states(shuffle, device),
+                    meta={
+                        "config": asdict(config),
+                        "history": [asdict(epoch) for epoch in history],
+                        "surroundings": _surroundings(device),
+                    },
+                )
+            if on_epoch is not None:
+                on_epoch(history[-1])
+    return history
+
+
+def new_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer that ``config`` names, over all parameters of ``model``.
+
+    Raises:
+        ValueError: there is no such optimizer.
+    """
+    if config.optimizer not in _OPTIMIZERS:
+        raise ValueError(f"unknown optimizer {config.optimizer!r}; known: {', '.join(_OPTIMIZERS)}")
+    return _OPTIMIZERS[config.optimizer](model.parameters(), lr=config.lr)
+
+
+def train_epoch(
+    model: nn.Module,
+    split: Split,
+    optimizer: torch.optim.Optimizer,
+    config: TrainConfig,
+    order: Tensor,
+    number: int = 1,
+    on_batch: Callable[[], None] | None = None,
+) -> float:
+    """One pass over ``split`` in the order ``order`` ([N] int64); returns the mean loss.
+
+    Raises:
+        TrainingError: the loss of a batch is not finite.
+    """
+    layout = memory_format(config.memory_format)
+    model.train()
+    batches = order.split(config.batch_size)
+    losses = torch.zeros(len(batches), dtype=torch.float64, device=order.device)
+    for position, chosen in enumerate(batches):
+        images = split.images[chosen].to(memory_format=layout)
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(images), split.labels[chosen])
+        loss.backward()
+        optimizer.step()
+        losses[position] = loss.detach()
+        if (position + 1) % _LOSS_CHECK_EVERY == 0 or position + 1 == len(batches):
+            _check_finite(losses[: position + 1], number, config)
+        if on_batch is not None:
+            on_batch()
+    sizes = torch.tensor([len(chosen) for chosen in batches], dtype=torch.float64, device=order.device)
+    return float((losses * sizes).sum() / sizes.sum())
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module, split: Split, *, memory_format: torch.memory_format = torch.contiguous_format
+) -> tuple[float, float]:
+    """Mean cross-entropy and accuracy in percent."""
+    logits = predict_logits(model, split.images, memory_format=memory_format)
+    loss = F.cross_entropy(logits.double(), split.labels)
+    correct = (logits.argmax(1) == split.labels).sum().item()
+    return float(loss), 100 * correct / len(split)
+
+
+@torch.inference_mode()
+def predict_logits(
+    model: nn.Module, images: Tensor, *, scale: float = 1.0, memory_format: torch.memory_format = torch.contiguous_format
+) -> Tensor:
+    """Logits ``[N, classes]`` of ``scale * images``, in evaluation mode and in batches."""
+    was_training = model.training
+    model.eval()
+    batches = [
+        model((batch * scale).to(memory_format=memory_format)) for batch in images.split(EVALUATION_BATCH)
+    ]
+    model.train(was_training)
+    return torch.cat(batches)
+
+
+def _check_finite(losses: Tensor, number: int, config: TrainConfig) -> None:
+    bad = (~losses.isfinite()).nonzero()
+    if len(bad):
+        at = int(bad[0])
+        raise TrainingError(
+            f"the loss is {float(losses[at])} at epoch {number}, batch {at + 1} ({config.optimizer}, lr {config.lr}): "
+            "expected a finite number; a smaller learning rate may help. The last checkpoint is kept"
+        )
+
+
+def _resume(
+    found: checkpoints.Checkpoint,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    shuffle: torch.Generator,
+    config: TrainConfig,
+    device: torch.device,
+    say: Callable[[str], None] | None,
+) -> list[Epoch]:
+    """Bring everything back to where the checkpoint was taken."""
+    meta = found.meta["meta"]
+    wanted, got = asdict(config), meta["config"]
+    differing = [key for key in wanted if key != "epochs" and wanted[key] != got.get(key)]
+    if differing or len(meta["history"]) > config.epochs:
+        said = ", ".join(f"{key} {got.get(key)} instead of {wanted[key]}" for key in differing) or "more epochs"
+        raise TrainingError(f"{found.folder}: the checkpoint was made with {said}; --force starts over")
+    now = _surroundings(device)
+    changed = [f"{key} {meta['surroundings'].get(key)} then, {now[key]} now" for key in now if meta["surroundings"].get(key) != now[key]]
+    if changed and say is not None:
+        say(f"resumed under other conditions, so not bit for bit an uncut run: {', '.join(changed)}")
+    checkpoints.restore(found, model, optimizer)
+    shuffle.set_state(found.tensors["rng.shuffle"])
+    torch.set_rng_state(found.tensors["rng.torch"])
+    if device.type == "cuda" and "rng.cuda" in found.tensors:
+        torch.cuda.set_rng_state(found.tensors["rng.cuda"], device)
+    return [Epoch(**epoch) for epoch in meta["history"]]
+
+
+def _rng_states(shuffle: torch.Generator, device: torch.device) -> dict[str, Tensor]:
+    states = {"shuffle": shuffle.get_state(), "torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _surroundings(device: torch.device) -> dict[str, Any]:
+    """What the last bits of a result depend on besides the configuration."""
+    return {"torch": torch.__version__, "device": device.type, "threads": torch.get_num_threads()}
+
+
+def memory_format(name: str) -> torch.memory_format:
+    """Torch's memory format by its name in :class:`TrainConfig`."""
+    formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+    if name not in formats:
+        raise ValueError(f"unknown memory format {name!r}; known: {', '.join(formats)}")
+    return formats[name]
+
+
+class _deterministic_cudnn:
+    """cuDNN's deterministic algorithms inside the block; the caller's settings after it."""
+
+    def __enter__(self) -> None:
+        self._kept = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = self._kept
