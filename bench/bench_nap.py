@@ -1,0 +1,16 @@
+"""Packing sign patterns into 64-bit words, and unpacking them.
+
+The cases are in zbkernels/benchmarking/cases.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zbkernels.benchmarking.cases import Case
+
+SUITE = "nap"
+
+
+def bench_nap(case: Case, race: Callable[[Case], None]) -> None:
+    race(case)

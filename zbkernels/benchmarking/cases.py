@@ -1,0 +1,270 @@
+"""The problems: shapes, dtypes and passes, with the operations and the least bytes of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+ITEM_SIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # bytes of one element
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvCase:
+    """One ``conv -> ReLU -> pool`` block: x [n, c, h, w], weight [k, c/groups, kernel, kernel].
+
+    ``mode``: ``forward``, ``train`` (forward and backward) or ``nap`` (forward with the packed ReLU signs).
+    ``needs_x``: whether the training step also wants the gradient of x (a first layer's input has none).
+    """
+
+    name: str
+    n: int
+    c: int
+    k: int
+    h: int
+    w: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    pool: str = "max"
+    pool_kernel: int = 2
+    pool_stride: int = 2
+    pool_padding: int = 0
+    groups: int = 1
+    dtype: str = "float32"
+    mode: str = "forward"
+    needs_x: bool = True
+
+    suite = "conv"
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Height and width of the un-pooled map."""
+        return _extent(self.h, self), _extent(self.w, self)
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Height and width of y."""
+        if self.pool == "none":
+            return self.map_size
+        h1, w1 = self.map_size
+        reach = 2 * self.pool_padding - self.pool_kernel
+        return (h1 + reach) // self.pool_stride + 1, (w1 + reach) // self.pool_stride + 1
+
+    @property
+    def flops(self) -> int:
+        """Operations of the direct convolution, a multiply and an add counted as two.
+
+        A kernel that needs fewer (Winograd) can therefore exceed the machine's measured FMA ceiling.
+        """
+        h1, w1 = self.map_size
+        forward = 2 * self.n * self.k * h1 * w1 * (self.c // self.groups) * self.kernel**2
+        if self.mode != "train":
+            return forward
+        return forward * (3 if self.needs_x else 2)
+
+    @property
+    def min_bytes(self) -> int:
+        """Least traffic: each input read once, each output written once (backward included in ``train``)."""
+        p, q = self.out_size
+        x = self.n * self.c * self.h * self.w
+        weight = self.k * (self.c // self.groups) * self.kernel**2
+        y = self.n * self.k * p * q
+        elements = x + weight + y
+        if self.mode == "train":  # reads x, weight and the gradient of y; writes the gradients wanted
+            elements += x + weight + y + weight + (x if self.needs_x else 0)
+        bits = self.n * self.k * math.prod(self.map_size) // 8 if self.mode == "nap" else 0
+        return elements * ITEM_SIZE[self.dtype] + bits
+
+    @property
+    def shape(self) -> str:
+        """The row's description, e.g. ``128x64x32x32 -> 128, 3x3 pad 1, max 2``."""
+        text = f"{self.n}x{self.c}x{self.h}x{self.w} -> {self.k}, {self.kernel}x{self.kernel}"
+        text += f" stride {self.stride}" if self.stride != 1 else ""
+        text += f" pad {self.padding}" if self.padding else ""
+        text += f" groups {self.groups}" if self.groups != 1 else ""
+        if self.pool == "none":
+            return text + ", no pool"
+        text += f", {self.pool} {self.pool_kernel}"
+        text += f" stride {self.pool_stride}" if self.pool_stride != self.pool_kernel else ""
+        return text + (f" pad {self.pool_padding}" if self.pool_padding else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearCase:
+    """``relu(x @ weight.T)``: x [n, fan_in], weight [fan_out, fan_in]; modes as in :class:`ConvCase`."""
+
+    name: str
+    n: int
+    fan_in: int
+    fan_out: int
+    dtype: str = "float32"
+    mode: str = "forward"
+    needs_x: bool = True
+
+    suite = "linear"
+
+    @property
+    def flops(self) -> int:
+        """Operations, a multiply and an add counted as two."""
+        forward = 2 * self.n * self.fan_in * self.fan_out
+        if self.mode != "train":
+            return forward
+        return forward * (3 if self.needs_x else 2)
+
+    @property
+    def min_bytes(self) -> int:
+        """Least traffic: each input read once, each output written once (backward included in ``train``)."""
+        x, weight, y = self.n * self.fan_in, self.fan_out * self.fan_in, self.n * self.fan_out
+        elements = x + weight + y
+        if self.mode == "train":
+            elements += x + weight + y + weight + (x if self.needs_x else 0)
+        return elements * ITEM_SIZE[self.dtype] + (y // 8 if self.mode == "nap" else 0)
+
+    @property
+    def shape(self) -> str:
+        """The row's description, e.g. ``512x784 -> 256``."""
+        return f"{self.n}x{self.fan_in} -> {self.fan_out}"
+
+
+@dataclasses.dataclass(frozen=True)
+class NapCase:
+    """Packing [n, f] values into bits (``mode="pack"``) or bits into bool (``mode="unpack"``)."""
+
+    name: str
+    n: int
+    f: int
+    dtype: str = "float32"
+    mode: str = "pack"
+
+    suite = "nap"
+
+    @property
+    def flops(self) -> int:
+        """Zero: packing only moves bytes."""
+        return 0
+
+    @property
+    def min_bytes(self) -> int:
+        """Least traffic: values (or bools) once, words once."""
+        words = self.n * ((self.f + 63) // 64) * 8
+        return words + self.n * self.f * (ITEM_SIZE[self.dtype] if self.mode == "pack" else 1)
+
+    @property
+    def shape(self) -> str:
+        """The row's description, e.g. ``4096x16384``."""
+        return f"{self.n}x{self.f}"
+
+
+Case = ConvCase | LinearCase | NapCase
+
+
+def _extent(size: int, case: ConvCase) -> int:
+    return (size + 2 * case.padding - case.kernel) // case.stride + 1
+
+
+def _conv_cases() -> list[ConvCase]:
+    core = [
+        ConvCase("mnist1", 256, 1, 32, 28, 28, 5, padding=2, needs_x=False),
+        ConvCase("fashion2", 256, 32, 64, 14, 14, 5, padding=2),
+        ConvCase("cifar1", 128, 3, 64, 32, 32, 3, padding=1, needs_x=False),
+        ConvCase("cifar2", 128, 64, 128, 32, 32, 3, padding=1),
+        ConvCase("res9", 128, 128, 256, 16, 16, 3, padding=1),
+        ConvCase("vgg5", 32, 256, 512, 28, 28, 3, padding=1),
+        ConvCase("stem", 8, 3, 64, 224, 224, 7, 2, 3, pool_kernel=3, pool_padding=1, needs_x=False),
+    ]
+    more = [
+        ConvCase("cifar1-b1", 1, 3, 64, 32, 32, 3, padding=1, needs_x=False),
+        ConvCase("res9-b1", 1, 128, 256, 16, 16, 3, padding=1),
+        ConvCase("odd3", 48, 19, 45, 27, 23, 3, padding=1),
+        ConvCase("odd5", 48, 13, 37, 25, 31, 5, padding=1),
+        ConvCase("avg", 128, 64, 128, 32, 32, 3, padding=1, pool="avg"),
+        ConvCase("nopool", 32, 64, 128, 32, 32, 3, padding=1, pool="none"),
+        ConvCase("depthwise", 32, 128, 128, 32, 32, 3, padding=1, groups=128),
+    ]
+    half = [
+        dataclasses.replace(case, name=f"{case.name}-{short}", dtype=dtype)
+        for case in core
+        if case.name in ("cifar1", "res9")
+        for short, dtype in (("bf16", "bfloat16"), ("f16", "float16"))
+    ]
+    train = [dataclasses.replace(case, mode="train") for case in core]
+    nap = [dataclasses.replace(case, mode="nap") for case in (core[0], core[1], core[3])]
+    return core + more + half + train + nap
+
+
+def _linear_cases() -> list[LinearCase]:
+    core = [
+        LinearCase("fcn1", 512, 784, 256, needs_x=False),
+        LinearCase("fcn2", 512, 256, 256),
+        LinearCase("cnn-fc", 128, 3136, 128),
+        LinearCase("wide", 4096, 1024, 1024),
+    ]
+    more = [
+        LinearCase("fcn1-b1", 1, 784, 256),
+        LinearCase("odd", 333, 517, 211),
+        LinearCase("wide-bf16", 4096, 1024, 1024, "bfloat16"),
+        LinearCase("fcn1-f16", 512, 784, 256, "float16"),
+    ]
+    train = [dataclasses.replace(case, mode="train") for case in core]
+    nap = [dataclasses.replace(case, mode="nap") for case in core]
+    return core + more + train + nap
+
+
+def _nap_cases() -> list[NapCase]:
+    return [
+        NapCase("pack", 4096, 16384),
+        NapCase("pack-small", 512, 256),
+        NapCase("pack-odd", 1000, 3001),
+        NapCase("pack-bf16", 4096, 16384, "bfloat16"),
+        NapCase("unpack", 4096, 16384, mode="unpack"),
+        NapCase("unpack-odd", 1000, 3001, mode="unpack"),
+    ]
+
+
+SUITES: dict[str, list[Case]] = {"conv": _conv_cases(), "linear": _linear_cases(), "nap": _nap_cases()}
+
+# One shape of each kind: what a first look, or a machine lent for minutes, can afford.
+QUICK = {
+    ("conv", "mnist1", "forward"),
+    ("conv", "cifar1", "forward"),
+    ("conv", "fashion2", "forward"),
+    ("conv", "mnist1", "train"),
+    ("conv", "mnist1", "nap"),
+    ("linear", "fcn1", "forward"),
+    ("nap", "pack", "pack"),
+    ("nap", "unpack", "unpack"),
+}
+
+
+def select(
+    suites: Iterable[str] = ("conv", "linear", "nap"),
+    *,
+    shapes: Sequence[str] = (),
+    modes: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    quick: bool = False,
+) -> list[Case]:
+    """The cases asked for, in the suites' own order.
+
+    ``shapes``, ``modes`` and ``dtypes`` keep the rows whose name, mode or dtype they hold; empty keeps all.
+
+    Raises:
+        ValueError: an unknown suite, or a shape, mode or dtype that no chosen suite has (a misspelt name must
+            not silently give an empty table).
+    """
+    suites = list(suites)
+    unknown = [suite for suite in suites if suite not in SUITES]
+    if unknown:
+        raise ValueError(f"bench: unknown suite {', '.join(unknown)}; there are {', '.join(SUITES)}")
+    cases = [case for suite in suites for case in SUITES[suite]]
+    for what, wanted, key in (("shape", shapes, "name"), ("mode", modes, "mode"), ("dtype", dtypes, "dtype")):
+        known = list(dict.fromkeys(getattr(case, key) for case in cases))
+        missing = [value for value in wanted if value not in known]
+        if missing:
+            raise ValueError(f"bench: unknown {what} {', '.join(missing)}; there are {', '.join(known)}")
+        if wanted:
+            cases = [case for case in cases if getattr(case, key) in wanted]
+    if quick and not shapes:
+        cases = [case for case in cases if (case.suite, case.name, case.mode) in QUICK]
+    return cases

@@ -1,0 +1,89 @@
+"""What this machine can do, measured in the same run: the FMA peak and the read bandwidth.
+
+A row's *floor* is the larger of (operations / FMA peak) and (least bytes / bandwidth); its ``of_ceiling`` is
+floor / time. A data sheet's figures are not used: a shared or throttled machine does not reach them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+
+from zbkernels.benchmarking.timing import CudaClock, wall_clock
+
+
+@dataclasses.dataclass
+class Ceilings:
+    """Peak operations per second by dtype, and bytes per second read (on CUDA: moved by a copy or a read)."""
+
+    flops: dict[str, float]
+    bytes_per_second: float
+    how: dict[str, str]
+
+    def floor(self, flops: int, least_bytes: int, dtype: str) -> tuple[float, str]:
+        """Seconds no plain implementation goes under, and which ceiling sets them (``fma`` or ``bytes``).
+
+        Half precision on a CPU may be computed in float32 inside the kernel, so the faster of the two peaks
+        counts there.
+        """
+        peak = max(self.flops[dtype], self.flops["float32"]) if flops else 1.0
+        arithmetic, traffic = flops / peak, least_bytes / self.bytes_per_second
+        return (arithmetic, "fma") if arithmetic >= traffic else (traffic, "bytes")
+
+    def merge(self, other: Ceilings) -> None:
+        """Keep the better of two measurements: a ceiling is the best the machine was seen to do."""
+        for dtype, value in other.flops.items():
+            if value > self.flops.get(dtype, 0.0):
+                self.flops[dtype], self.how[f"fma {dtype}"] = value, other.how[f"fma {dtype}"]
+        if other.bytes_per_second > self.bytes_per_second:
+            self.bytes_per_second, self.how["bytes"] = other.bytes_per_second, other.how["bytes"]
+
+
+def measure(dtypes: Iterable[str], device: str = "cpu", *, seconds: float = 2.0) -> Ceilings:
+    """Measure the ceilings of ``device`` at torch's current thread count.
+
+    FMA peak: the best of two square ``torch.mm`` (float32 without TF32 on CUDA). Bandwidth: the best of
+    ``sum``, ``amax`` and a copy (bytes read plus written) over a buffer far larger than the caches.
+    ``seconds`` is roughly what each figure may cost.
+    """
+    import torch
+
+    cuda = device.startswith("cuda")
+    clock = CudaClock() if cuda else None
+    flops, how = {}, {}
+    for dtype in dict.fromkeys(["float32", *dtypes]):
+        best = 0.0
+        sizes = (4096, 8192) if cuda else (1024, 2048)
+        for size in sizes:
+            a = torch.randn(size, size, device=device).to(getattr(torch, dtype))
+            b = torch.randn(size, size, device=device).to(getattr(torch, dtype))
+            out = torch.empty_like(a)
+            product = functools.partial(torch.mm, a, b, out=out)
+            rate = _best_rate(product, 2 * size**3, clock, seconds / 2)
+            if rate > best:
+                best, how[f"fma {dtype}"] = rate, f"torch.mm of {size}x{size}"
+            if rate < 2e10 and not cuda:
+                break  # a slow emulated dtype: the larger size would cost seconds and say nothing new
+        flops[dtype] = best
+    buffer = torch.ones((1 << 30 if cuda else 256 << 20) // 4, device=device)
+    target = torch.empty_like(buffer)
+    nbytes = buffer.numel() * 4
+    rates = {
+        "sum": _best_rate(buffer.sum, nbytes, clock, seconds / 3),
+        "amax": _best_rate(buffer.amax, nbytes, clock, seconds / 3),
+        "copy": _best_rate(functools.partial(target.copy_, buffer), 2 * nbytes, clock, seconds / 3),
+    }
+    name = max(rates, key=rates.__getitem__)
+    how["bytes"] = f"torch {name} of {nbytes >> 20} MiB"
+    return Ceilings(flops, rates[name], how)
+
+
+def _best_rate(
+    call: Callable[[], object], work: float, clock: Callable[[Callable, int], float] | None, seconds: float
+) -> float:
+    """Work per second of the fastest sample (a ceiling is the best seen, not the median)."""
+    clock = clock or wall_clock
+    call()
+    rounds = max(3, min(30, int(seconds / max(clock(call, 1), 1e-4))))
+    return work / min(clock(call, 1) for _ in range(rounds))

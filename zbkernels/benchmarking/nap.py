@@ -1,0 +1,117 @@
+"""Contestants and reference of packing and unpacking activation patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+import zbkernels as zb
+from zbkernels.benchmarking import contestants as engines
+from zbkernels.benchmarking.cases import NapCase
+from zbkernels.benchmarking.check import Wrong
+from zbkernels.benchmarking.contestants import Contestant
+
+
+def torch_pack(x: torch.Tensor) -> torch.Tensor:
+    """int64 [N, ceil(F/64)] of x [N, ...]: bit j of word k is ``x[n, 64k+j] > 0``; plain torch operations."""
+    on = (x > 0).flatten(1)
+    words = (on.shape[1] + 63) // 64
+    on = torch.nn.functional.pad(on, (0, words * 64 - on.shape[1]))
+    bits = torch.arange(64, device=x.device)
+    return (on.view(-1, words, 64).long() << bits).sum(-1)  # [N, words]; the bits are disjoint: sum is or
+
+
+def torch_unpack(signature: torch.Tensor, f: int) -> torch.Tensor:
+    """bool [N, f] of int64 [N, ceil(f/64)]; plain torch operations."""
+    bits = torch.arange(64, device=signature.device)
+    return ((signature.unsqueeze(-1) >> bits) & 1).bool().flatten(1)[:, :f]
+
+
+class NapProblem:
+    """Inputs, reference and contestants of one :class:`NapCase`. Everything here is exact: no tolerance."""
+
+    documented_error: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, case: NapCase, device: str, threads: int) -> None:
+        self.case, self.device, self.threads = case, device, threads
+        seed = torch.Generator().manual_seed(0)
+        values = torch.randn(case.n, case.f, generator=seed)
+        if case.mode == "pack":
+            self.x = values.to(device, getattr(torch, case.dtype))
+            self.expected = numpy_pack(self.x)
+        else:
+            self.expected = (values > 0).to(device)
+            self.x = numpy_pack(self.expected)
+
+    def error(self, outputs: Sequence[torch.Tensor]) -> float:
+        """0, or:
+
+        Raises:
+            Wrong: a shape, dtype or value differs.
+        """
+        (out,) = outputs
+        want = self.expected
+        if out.shape != want.shape or out.dtype != want.dtype:
+            raise Wrong(f"{out.dtype} {tuple(out.shape)}, expected {want.dtype} {tuple(want.shape)}")
+        wrong = int((out.to(want.device) != want).sum())
+        if wrong:
+            raise Wrong(f"{wrong} of {out.numel()} values differ")
+        return 0.0
+
+    def contestants(self) -> list[Contestant]:
+        """Ours first, then the competitors."""
+        case = self.case
+        pack = case.mode == "pack"
+        ours = zb.nap_pack if pack else (lambda sig: zb.nap_unpack(sig, case.f))
+        plain = torch_pack if pack else (lambda sig: torch_unpack(sig, case.f))
+        found = [Contestant("ours", lambda: self._call(ours), ours=True)]
+        if self.device.startswith("cuda"):
+            found += [self._backend(name, ours) for name in ("cuda", "triton")]
+        else:
+            found.append(Contestant("numpy", self._numpy, outputs=lambda array: [self._from_numpy(array)]))
+        found.append(Contestant("eager", lambda: self._call(plain)))
+        found.append(Contestant("compile", lambda: self._call(self._compiled(plain))))
+        return found
+
+    def _call(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        function = engines.per_call(function, self.device)
+
+        def call() -> torch.Tensor:
+            with torch.inference_mode():
+                return function(self.x)
+
+        return call
+
+    def _compiled(self, function: Callable) -> Callable:
+        return engines.compiled(function, self.device)
+
+    def _backend(self, backend: str, function: Callable) -> Contestant:
+        def on_backend(value: torch.Tensor) -> torch.Tensor:
+            with zb.use_backend(backend):
+                return function(value)
+
+        return Contestant(f"ours ({backend})", lambda: self._call(on_backend), ours=True)
+
+    def _numpy(self) -> Callable[[], np.ndarray]:
+        engines.numpy_dtype(self.case.dtype)
+        array = self.x.numpy()
+        if self.case.mode == "pack":
+            return lambda: np.packbits(array > 0, axis=1, bitorder="little")
+        octets, f = array.view(np.uint8), self.case.f
+        return lambda: np.unpackbits(octets, axis=1, count=f, bitorder="little").view(bool)
+
+    def _from_numpy(self, array: Any) -> torch.Tensor:
+        if self.case.mode == "unpack":
+            return torch.from_numpy(array)
+        missing = self.expected.shape[1] * 8 - array.shape[1]  # packbits ends at a byte, words at eight
+        return torch.from_numpy(np.pad(array, ((0, 0), (0, missing))).view(np.int64))
+
+
+def numpy_pack(x: torch.Tensor) -> torch.Tensor:
+    """The reference: :func:`torch_pack`'s result by NumPy's ``packbits``, so that it stands on its own."""
+    octets = np.packbits((x > 0).cpu().numpy(), axis=1, bitorder="little")
+    missing = -octets.shape[1] % 8
+    return torch.from_numpy(np.pad(octets, ((0, 0), (0, missing))).view(np.int64)).to(x.device)
