@@ -6,7 +6,7 @@ Environment:
   MAX_JOBS              how many files to compile at once (default: the number of cores).
   CXX, CUDACXX, CUDA_HOME  which compilers to use.
 
-The build folder (build/cmake-*) is kept, so that a rebuild without build isolation compiles only what changed.
+The build folder (build/cmake-*) is kept: a rebuild without build isolation compiles only what changed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def output_of(*command: str) -> str:
 
 
 def torch_folder() -> tuple[Path, str]:
-    """Torch's folder and version, found without importing it. Exits with a mend where there is none to build with."""
+    """Torch's folder and version, without importing it. Exits with a mend where there is none to build with."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         sys.exit(
-            "zbkernels: torch is not installed in the environment that builds. Leave out --no-build-isolation, "
-            f"or install torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} first."
+            "zbkernels: torch is not installed in the environment that builds. Leave out "
+            f"--no-build-isolation, or install torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} first."
         )
     version = importlib.metadata.version("torch")
     if tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
@@ -85,20 +85,20 @@ def find_nvcc() -> str | None:
 
 def visible_archs() -> list[str]:
     """Architectures of the cards in this machine, [] where there is none."""
-    caps = re.findall(r"(\d+)\.(\d+)", output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"))
-    numbers = sorted({int(major + minor) for major, minor in caps})
+    listing = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    numbers = sorted({int(major + minor) for major, minor in re.findall(r"(\d+)\.(\d+)", listing)})
     return ["90a-real" if n == 90 else f"{n}-real" for n in numbers]
 
 
 def cuda_archs(nvcc: str, for_wheel: bool) -> str:
-    """The architectures to compile for, as CMake writes them: what was asked for, else the default for this build."""
+    """The architectures to compile for, as CMake writes them: what was asked for, else the default."""
     asked = os.environ.get("ZBKERNELS_CUDA_ARCHS", "")
     if asked:
         return ";".join(re.split(r"[;, ]+", asked.strip()))
     wanted = list(WHEEL_ARCHS) if for_wheel else visible_archs() or [DEFAULT_ARCH]
     known = {int(n) for n in re.findall(r"compute_(\d+)", output_of(nvcc, "--list-gpu-arch"))}
     supported = [a for a in wanted if int(re.match(r"\d+", a).group()) in known]
-    if not supported:  # a card that this compiler does not know: code for the newest it knows, compiled on loading
+    if not supported:  # a card this compiler does not know: its newest, with PTX that the driver compiles
         supported = [str(max(known))] if known else [DEFAULT_ARCH]
     return ";".join(supported)
 
@@ -109,7 +109,7 @@ def cuda_options(for_wheel: bool) -> dict[str, str]:
         sys.exit(f"zbkernels: ZBKERNELS_CUDA must be 0 or 1, got {asked!r}")
     nvcc = find_nvcc()
     if asked == "1" and nvcc is None:
-        sys.exit("zbkernels: ZBKERNELS_CUDA=1, but nvcc was not found: set CUDACXX or CUDA_HOME, or put it on PATH")
+        sys.exit("zbkernels: ZBKERNELS_CUDA=1, but nvcc was not found: set CUDACXX or CUDA_HOME")
     if asked == "0" or nvcc is None:
         reason = "ZBKERNELS_CUDA=0 at build time" if asked == "0" else "nvcc was not found at build time"
         say(f"CUDA part skipped: {reason}")
@@ -129,7 +129,7 @@ def cached(build_dir: Path, name: str) -> str | None:
 
 
 def prune(folder: Path) -> None:
-    """Removes build folders whose torch is gone: those left by isolated builds, each of which has its own torch."""
+    """Removes build folders whose torch is gone: isolated builds leave them, each has its own torch."""
     for build_dir in folder.glob("cmake-*"):
         torch_dir = cached(build_dir, "ZB_TORCH_DIR")
         if torch_dir and not Path(torch_dir).exists():
@@ -163,7 +163,7 @@ def cmake_build(for_wheel: bool) -> list[Path]:
     if compiler and compiler != options.get("CMAKE_CUDA_COMPILER", compiler):
         (build_dir / "CMakeCache.txt").unlink()  # CMake cannot change a compiler within a cache
     if shutil.which(os.environ.get("CXX", "c++").split()[0]) is None and not shutil.which("g++"):
-        sys.exit("zbkernels: no C++ compiler was found: install g++ or clang (or set CXX), or install a wheel")
+        sys.exit("zbkernels: no C++ compiler was found: install g++ (or set CXX), or install a wheel")
     defines = [f"-D{name}={value}" for name, value in options.items()]
     cmake = tool("cmake")
     subprocess.run([cmake, "-S", str(ROOT), "-B", str(build_dir), "-G", "Ninja", *defines], check=True)
@@ -186,7 +186,7 @@ def install_file(source: Path, target: Path) -> None:
 
 
 class CMakeBuild(build_ext):
-    """Builds all libraries at once and puts them in the package: in the source tree for an editable install."""
+    """Builds all libraries at once and puts them in the package (in the source tree if editable)."""
 
     def run(self) -> None:
         in_place = bool(self.inplace or getattr(self, "editable_mode", False))
@@ -216,7 +216,7 @@ class CleanBuild(build):
 
 if __name__ == "__main__":
     setup(
-        # Names the compiled part, so that the wheel is one for this Python and platform; CMake knows the sources.
+        # Makes the wheel one for this Python and platform; CMake knows the sources.
         ext_modules=[Extension("zbkernels._host", sources=[])],
         cmdclass={"build": CleanBuild, "build_ext": CMakeBuild},
     )

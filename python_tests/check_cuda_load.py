@@ -1,7 +1,7 @@
 """Shows, without a GPU, that ``_C_cuda`` loads in a CUDA build of torch and registers a kernel for every op.
 
-Run by ``make check-cuda-load`` in an environment with such a torch. Prints one line an op; exit code 1 where a
-kernel is missing or comes from elsewhere.
+Run by ``make check-cuda-load`` in an environment with such a torch. Prints one line an op; exit code 1 where
+a kernel is missing or comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def main() -> int:
         where = cuda_registration(name)
         from_library = "register.cpp" in where
         missing += not from_library
-        print(f"  zb::{name:<32} {'ok' if from_library else 'NOT from the library: ' + (where or 'no kernel')}")
+        verdict = "ok" if from_library else f"NOT from the library: {where or 'no kernel'}"
+        print(f"  zb::{name:<32} {verdict}")
     return 0 if state.loaded and OPS and not missing else 1
 
 

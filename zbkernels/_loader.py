@@ -29,7 +29,7 @@ from zbkernels._version import __version__
 _PACKAGE = Path(__file__).resolve().parent
 _MARKER = b"zbkernels-build-info:"
 _OLDEST_TORCH = (2, 11)
-_REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
+REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class LibraryState:
     """What became of one library.
 
     ``reason`` says why it is not loaded (or what is unusual although it is), ``mend`` what to do about it; both
-    are "" where all is well. ``build`` holds what the library's file says of its build, readable even where the
-    file cannot be loaded: version, torch, python, compiler, processor, nvcc, cuda_archs, cuda_note.
+    are "" where all is well. ``build`` holds what the file says of its build, readable even where it cannot be
+    loaded: version, torch, python, compiler, processor, nvcc, cuda_archs, cuda_note.
     """
 
     name: str
@@ -59,7 +59,7 @@ def load() -> None:
         try:
             _states[name] = loader()
         except Exception as error:  # a fault in here must not cost the user the import
-            _states[name] = LibraryState(name, None, False, f"{type(error).__name__}: {error}", _REBUILD)
+            _states[name] = LibraryState(name, None, False, f"{type(error).__name__}: {error}", REBUILD)
     _announce()
 
 
@@ -95,7 +95,7 @@ def set_highest_precision(on: bool) -> None:
 
 
 def cpu_capability() -> str:
-    """The instruction set the CPU kernels use ("avx512", "avx2", "portable"), "" where they are not loaded."""
+    """What the CPU kernels use ("avx512", "avx2", "portable"), "" where they are not loaded."""
     library = _handles.get("_C_cpu")
     return "" if library is None else _text(library, "zb_cpu_capability")
 
@@ -151,21 +151,27 @@ def _load_op_library(name: str, key: str, missing: str) -> LibraryState:
     if other is not None and not any(_same_file(copy, path) for copy in copies):
         return _use_other_copy(name, other)
     if not path.exists():
-        needs = " (needs nvcc, with ZBKERNELS_CUDA=1 it is asked for)" if key == "CUDA" else " (needs a C++ compiler)"
-        return LibraryState(name, None, False, missing, f"{_REBUILD}{needs}")
+        mend = (
+            f"with nvcc on PATH: ZBKERNELS_CUDA=1 {REBUILD}"
+            if key == "CUDA"
+            else f"with a C++ compiler: {REBUILD}"
+        )
+        return LibraryState(name, None, False, missing, mend)
     build = build_info(path)
-    refusal = _refusal(build) or ("" if copies else _names_taken(key))
+    refusal = _refusal(build) or (None if copies else _names_taken(key))
     if refusal:
-        return LibraryState(name, str(path), False, *refusal, build)
+        return LibraryState(name, str(path), False, refusal[0], refusal[1], build)
     try:
         torch.ops.load_library(str(path))
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        return LibraryState(name, str(path), False, *_failure(str(error), build), build)
+        reason, mend = _failure(str(error), build)
+        return LibraryState(name, str(path), False, reason, mend, build)
     trouble = _text(library, "zb_registration_error")
     if trouble:
         mend = "import zbkernels before anything else that defines ops named zb::*"
-        return LibraryState(name, str(path), False, f"its kernels could not be registered: {trouble}", mend, build)
+        reason = f"its kernels could not be registered: {trouble}"
+        return LibraryState(name, str(path), False, reason, mend, build)
     _handles[name] = library
     return LibraryState(name, str(path), True, build=build)
 
@@ -178,15 +184,16 @@ def _load_host() -> LibraryState:
     except ImportError as error:
         if not found:
             return LibraryState(
-                "_host", None, False, "not built: this is a source tree", f"{_REBUILD} (needs a C++ compiler)"
+                "_host", None, False, "not built: this is a source tree", f"with a C++ compiler: {REBUILD}"
             )
         build = build_info(found[0])
-        reason = f"{error} (found {', '.join(p.name for p in found)}, built with Python {build.get('python', '?')})"
-        return LibraryState("_host", str(found[0]), False, reason, _REBUILD, build)
+        names = ", ".join(p.name for p in found)
+        reason = f"{error} (found {names}, built with Python {build.get('python', 'of unknown version')})"
+        return LibraryState("_host", str(found[0]), False, reason, REBUILD, build)
 
 
 def _use_other_copy(name: str, path: str) -> LibraryState:
-    """Another copy of the package, loaded earlier in this process, has defined the ops: a second one may not."""
+    """Another copy of the package has defined the ops in this process already: a second one may not."""
     build = build_info(path)
     reason = f"another copy of the package had loaded its own: {path}"
     mend = "keep one copy of zbkernels on sys.path"
@@ -204,7 +211,7 @@ def _refusal(build: dict[str, str]) -> tuple[str, str] | None:
         return reason, f'pip install "torch>={oldest}"'
     built_for = build.get("version")
     if built_for is not None and built_for != __version__:
-        return f"built for zbkernels {built_for}, while the Python files are {__version__}", _REBUILD
+        return f"built for zbkernels {built_for}, while the Python files are {__version__}", REBUILD
     return None
 
 
@@ -219,7 +226,7 @@ def _names_taken(key: str) -> tuple[str, str] | None:
     if not taken:
         return None
     return (
-        f"not loaded: {taken[0]} was defined from Python before, and a name cannot be defined twice in a process",
+        f"not loaded: {taken[0]} was defined from Python before, and a name can be defined once only",
         "import zbkernels before anything else that defines ops named zb::*",
     )
 
@@ -228,14 +235,15 @@ def _failure(text: str, build: dict[str, str]) -> tuple[str, str]:
     """Reason and mend for what the dynamic linker said."""
     reason = f"{text}{_versions(build)}"
     if "undefined symbol" in text or "cannot open shared object" in text:
-        return reason, f"build it against the running torch: {_REBUILD}"
+        return reason, f"build it against the running torch: {REBUILD}"
     if "GLIBC" in text or "CXXABI" in text:
-        return reason, f"it was built on a newer system; build it on this one: {_REBUILD}"
-    return reason, f"the file may be damaged; install again, or build it: {_REBUILD}"
+        return reason, f"it was built on a newer system; build it on this one: {REBUILD}"
+    return reason, f"the file may be damaged; install again, or build it: {REBUILD}"
 
 
 def _versions(build: dict[str, str]) -> str:
-    return f" (built with torch {build.get('torch', 'of unknown version')}, running torch {torch.__version__})"
+    built_with = build.get("torch", "of unknown version")
+    return f" (built with torch {built_with}, running torch {torch.__version__})"
 
 
 def _text(library: ctypes.CDLL, function_name: str) -> str:

@@ -1,8 +1,9 @@
 """Write the op schemas of ``zbkernels/ops/*.py`` into a C++ header.
 
-The schema of an op stands once, as a module-level string constant named ``SCHEMA`` (or ending in ``_SCHEMA``) in
-the op's Python module. It is read with ``ast``: nothing is imported, so the build needs no torch and no package.
-The file is rewritten only when its content changes, so that an edit elsewhere in an op module recompiles nothing.
+The schema of an op stands once, as a module-level string constant named ``SCHEMA`` (or ending in ``_SCHEMA``)
+in the op's Python module. It is read with ``ast``: nothing is imported, so the build needs no torch and no
+package. The file is rewritten only when its content changes, so that an edit elsewhere in an op module
+recompiles nothing.
 """
 
 from __future__ import annotations
