@@ -1,0 +1,89 @@
+// act(x weightᵀ) on a GPU, and the sign bits of its results.
+//
+// Floor (bytes): x, weight and y once (+ 1 bit a result). Floor (operations): rows·out·in multiply-adds in float32
+// (float64) outside the tensor cores.
+//
+// Ladder
+//   1  64 × 64 tiles through shared memory, activation in the epilogue; a tile's 64 columns are one word of the
+//      signature, put together from ballots, so no word has two writers. Not yet run on a card.
+#include "linear_relu/linear_relu.h"
+
+#include "common/cuda/tile_product.h"
+#include "common/register.h"
+
+namespace zb::linear_relu {
+namespace {
+
+using cuda::Sum;
+using cuda::kTile;
+
+// A matrix of any strides, row by row, for tile_product.
+template <class T>
+struct Rows {
+  const T* data;
+  int64_t row_stride, column_stride, first, rows, at;
+
+  ZB_DEVICE void begin(int64_t l) { at = l * column_stride; }
+  ZB_DEVICE void next() { at += cuda::kTileDepth * column_stride; }
+  ZB_DEVICE Sum<T> load(int i) const {
+    const int64_t row = first + threadIdx.x / 16 + 16 * i;
+    return row < rows ? cuda::widen(data[row * row_stride + at]) : Sum<T>(0);
+  }
+};
+
+struct Matrix {
+  int64_t rows, row_stride, column_stride;
+};
+
+template <class T>
+__global__ void __launch_bounds__(cuda::kTileThreads)
+    tiles(const T* __restrict__ x, Matrix x_matrix, const T* __restrict__ weight, Matrix weight_matrix, int64_t in,
+          double negative_slope, T* __restrict__ y, uint64_t* __restrict__ sig) {
+  using A = Sum<T>;
+  ZB_SHARED_MEMORY(A, shared);
+  const A slope = static_cast<A>(negative_slope);
+  const int64_t out = weight_matrix.rows, across = cuda::pieces(out, kTile);
+  const int64_t items = across * cuda::pieces(x_matrix.rows, kTile);
+  const int low = static_cast<int>(threadIdx.x) % 16, high = static_cast<int>(threadIdx.x) / 16;
+  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    const int64_t first_row = item / across * kTile, first_column = item % across * kTile;
+    Rows<T> left{x, x_matrix.row_stride, x_matrix.column_stride, first_row, x_matrix.rows, 0};
+    Rows<T> right{weight, weight_matrix.row_stride, weight_matrix.column_stride, first_column, out, 0};
+    A sums[4][4] = {};
+    cuda::tile_product(shared, int64_t{0}, in, left, right, sums);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t row = first_row + high + 16 * i;
+      uint64_t word = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int64_t column = first_column + low + 16 * j;
+        const bool inside = row < x_matrix.rows && column < out;
+        const A value = cuda::activate<T>(cuda::rounded<T>(sums[i][j]), slope);
+        if (inside) y[row * out + column] = cuda::narrow<T>(value);
+        // A warp holds 16 columns of two rows: the odd one in the upper half of the votes.
+        const uint32_t votes = __ballot_sync(cuda::kWholeWarp, inside && value > 0);
+        word |= static_cast<uint64_t>(high % 2 ? votes >> 16 : votes & 0xffffu) << (16 * j);
+      }
+      if (sig && low == 0 && row < x_matrix.rows) sig[row * across + first_column / kTile] = word;
+    }
+  }
+}
+
+void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& outputs) {
+  const cuda::Place place(p.need_sig ? "linear_relu_nap" : "linear_relu", x);
+  const int64_t items = cuda::pieces(p.rows, kTile) * cuda::pieces(p.out, kTile);
+  cuda::dispatch(p.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    cuda::launch(place, "linear_relu tiles", tiles<T>, items, cuda::kTileThreads, cuda::tile_shared_bytes<Sum<T>>(),
+                 cuda::read<T>(x), Matrix{p.rows, x.stride(0), x.stride(1)}, cuda::read<T>(weight),
+                 Matrix{p.out, weight.stride(0), weight.stride(1)}, p.in, p.slope, cuda::write<T>(outputs.y),
+                 p.need_sig ? cuda::write<uint64_t>(outputs.sig) : nullptr);
+  });
+  cuda::note_kernel(p.need_sig ? "linear_relu_nap simt" : "linear_relu simt");
+}
+
+const Registration registration("CUDA", {ZB_LINEAR_RELU_KERNELS(forward)});
+
+}  // namespace
+}  // namespace zb::linear_relu
