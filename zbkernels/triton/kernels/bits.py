@@ -166,7 +166,6 @@ def winner_kernel(
     code,  # the same strides: 0, or 1 + position of the winner
     words,  # int32 view of the signature, [N, halves] contiguous
     N,
-    K,
     P,
     Q,
     bits_total,  # K * P * Q * BITS

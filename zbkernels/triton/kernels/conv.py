@@ -115,9 +115,9 @@ def conv_act_pool_kernel(
             inside = row_live & (oh >= 0) & (oh < H1) & (ow >= 0) & (ow < W1)
             h0 = oh * stride_h - pad_h
             w0 = ow * stride_w - pad_w
-            corner = n * x_n + h0.to(tl.int64) * x_h + w0.to(tl.int64) * x_w  # may lie before the image
             acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
             if USE_DOT:
+                corner = n * x_n + h0.to(tl.int64) * x_h + w0.to(tl.int64) * x_w  # may lie before the image
                 for start in range(0, extent, BLOCK_E):
                     e = start + tl.arange(0, BLOCK_E)  # (r, s, c), c fastest
                     c = e % group_in
@@ -136,20 +136,25 @@ def conv_act_pool_kernel(
                     b = tl.load(filters[None, :] + taps[:, None], mask=b_live, other=0.0)
                     acc = tl.dot(operand(a), operand(b), acc, input_precision="ieee")  # the default is TF32
             else:
-                for e in range(extent):
-                    c = e % group_in
-                    r = e // group_in // S
-                    s = e // group_in % S
-                    h = h0 + r * dilation_h
-                    w = w0 + s * dilation_w
-                    seen = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-                    tap = c.to(tl.int64) * x_c + (r * dilation_h).to(tl.int64) * x_h
-                    tap = corner + (tap + (s * dilation_w).to(tl.int64) * x_w)
-                    a_live = seen[:, None] & k_live[None, :]
-                    a = tl.load(channels[None, :] + tap[:, None], mask=a_live, other=0.0)
-                    tap = c.to(tl.int64) * weight_c + r.to(tl.int64) * weight_r + s.to(tl.int64) * weight_s
-                    b = widen(tl.load(filters + tap, mask=k_live, other=0.0), ACC)
-                    acc = tl.fma(widen(a, ACC), tl.broadcast_to(b[None, :], (BLOCK_M, BLOCK_N)), acc)
+                filter_row = filters
+                for r in range(R):
+                    tap = filter_row
+                    for s in range(S):
+                        h = h0 + r * dilation_h
+                        w = w0 + s * dilation_w
+                        seen = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+                        a_live = seen[:, None] & k_live[None, :]
+                        pixel = n * x_n + h.to(tl.int64) * x_h + w.to(tl.int64) * x_w
+                        a_at = channels[None, :] + pixel[:, None]
+                        b_at = tap
+                        for _ in range(group_in):
+                            a = widen(tl.load(a_at, mask=a_live, other=0.0), ACC)
+                            b = widen(tl.load(b_at, mask=k_live, other=0.0), ACC)
+                            acc = tl.fma(a, tl.broadcast_to(b[None, :], (BLOCK_M, BLOCK_N)), acc)
+                            a_at += x_c
+                            b_at += weight_c
+                        tap += weight_s
+                    filter_row += weight_r
             value = activate(rounded(acc, DTYPE), SLOPE, DTYPE)
             if POOL == "max":
                 best, winner = max_step(best, winner, value, inside[:, None], i * kernel_w + j)

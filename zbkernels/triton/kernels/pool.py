@@ -140,7 +140,7 @@ def pool_map_kernel(
 @triton.jit
 def expand_kernel(
     grad,  # [N, K, P, Q], any strides
-    code,  # max: [N, K, P, Q]; else int64 words [N, K, words]
+    code,  # max: [N, K, P, Q], any strides; else int64 words [N, K, words], dense in the last
     grad_pre,  # [N, K, H1, W1]: the gradient of the un-pooled map before the activation
     N,
     K,
@@ -149,7 +149,6 @@ def expand_kernel(
     P,
     Q,
     units,  # H1 * W1
-    words,
     grad_n,
     grad_k,
     grad_p,
