@@ -1,0 +1,58 @@
+#include "common/cuda/launch.h"
+
+#include <string>
+
+#include "common/last_kernel.h"
+
+extern "C" const char zb_build_info[];
+
+namespace zb::cuda {
+namespace {
+
+// The architectures of this build, e.g. "80-real 90a-real", from the text that CMake puts into every library.
+std::string built_for() {
+  const std::string info = zb_build_info, key = "\"cuda_archs\": \"";
+  const size_t begin = info.find(key);
+  if (begin == std::string::npos) return "unknown";
+  return info.substr(begin + key.size(), info.find('"', begin + key.size()) - begin - key.size());
+}
+
+bool lacks_image(cudaError_t code) {
+  return code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidDeviceFunction ||
+         code == cudaErrorUnsupportedPtxVersion;
+}
+
+std::string capability() {
+  int device = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+    return "an unknown compute capability";
+  }
+  return "compute capability " + std::to_string(major) + "." + std::to_string(minor);
+}
+
+}  // namespace
+
+void note_kernel(const char* literal) { zb::note_kernel(literal); }
+
+void check(const char* op, const char* action, cudaError_t code) {
+  if (code == cudaSuccess) return;
+  cudaGetLastError();
+  if (lacks_image(code)) {
+    STD_TORCH_CHECK(false, op, ": no kernel for this GPU: it has ", capability(),
+                    ", and zbkernels was built for the architectures ", built_for(),
+                    "; build it again with ZBKERNELS_CUDA_ARCHS naming this GPU (CUDA said: ",
+                    cudaGetErrorString(code), ")");
+  }
+  STD_TORCH_CHECK(false, op, ": ", action, " failed: ", cudaGetErrorString(code));
+}
+
+Place::Place(const char* op, const Tensor& on) : op_(op), guard_(on.get_device_index()) {
+  void* stream = nullptr;
+  const auto code = aoti_torch_get_current_cuda_stream(on.get_device_index(), &stream);
+  STD_TORCH_CHECK(code == AOTI_TORCH_SUCCESS, op, ": torch gave no current CUDA stream");
+  stream_ = static_cast<cudaStream_t>(stream);
+}
+
+}  // namespace zb::cuda
