@@ -1,0 +1,63 @@
+// Threads, over torch's own pool (so torch.set_num_threads holds, and no second pool competes for the cores).
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace zb {
+
+// body(begin, end) over parts of [begin, end) of at least `grain`; parts run at the same time.
+template <class Body>
+void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
+  if (begin < end) torch::stable::parallel_for(begin, end, grain, body);
+}
+
+inline int64_t thread_count() { return std::max<int64_t>(1, torch::stable::get_num_threads()); }
+
+// body(task) for every task of [0, tasks). Tasks are handed out one at a time, so that a core which something
+// else is using holds nobody up; no result may depend on which thread runs a task.
+template <class Body>
+void parallel_tasks(int64_t tasks, const Body& body) {
+  std::atomic<int64_t> next{0};
+  parallel_for(0, std::min(tasks, thread_count()), 1, [&](int64_t, int64_t) {
+    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task);
+  });
+}
+
+// Memory that a thread keeps from call to call (fresh pages cost more than many a kernel), aligned to a cache
+// line. What is larger than kKept is given back by release().
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena() { std::free(data_); }
+
+  void* get(int64_t bytes) {
+    if (bytes > size_) {
+      std::free(data_);
+      data_ = nullptr, size_ = 0;
+      const size_t whole = (static_cast<size_t>(bytes) + 4095) / 4096 * 4096;
+      data_ = std::aligned_alloc(4096, whole);
+      if (!data_) throw std::bad_alloc();
+      size_ = static_cast<int64_t>(whole);
+    }
+    return data_;
+  }
+
+  void release() {
+    if (size_ > kKept) std::free(data_), data_ = nullptr, size_ = 0;
+  }
+
+ private:
+  static constexpr int64_t kKept = int64_t{64} << 20;
+  void* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+}  // namespace zb

@@ -1,0 +1,296 @@
+// Direct convolution of some rows of the map. Part of forward_kernel.h.
+//
+// The input that a task needs is copied once into a slab of rows [row][channel][column], converted to T, with
+// the padding filled in, so that the loops below have no branches. The columns of a row are stored by phase
+// (column modulo stride), which makes every convolution one of stride 1; where few of the columns are used
+// (1x1 kernels with a stride, large dilations) they are stored once a tap instead.
+//
+// Every pre-activation is one chain of fused multiply-adds over channel, row, column of the filter, whatever the
+// kernel or the cut into tasks: values do not depend on memory format, batch, or threads.
+#pragma once
+
+namespace zb::conv_relu_pool::cpu {
+namespace {
+
+// Pixels of a register tile: 2 x 14 or 2 x 6 accumulators leave registers for the weights and one input.
+#if defined(__AVX512F__)
+constexpr int kTilePixels = 14;
+#else
+constexpr int kTilePixels = 6;
+#endif
+constexpr int kPixelVectors = 6;  // of the kernel whose vectors run along the columns
+
+template <class T>
+constexpr int kBlock = 2 * Vec<T>::n;  // output channels of a block
+
+struct SlabShape {
+  int64_t rows, pitch;  // slab rows of one image, values of one row of one channel
+  int64_t segment;      // columns of one phase or tap
+};
+
+// Input rows / columns from the first to the last that `count` rows / columns of the map need.
+ZB_INLINE int64_t input_span(const Call& c, int d, int64_t count) {
+  return (count - 1) * c.stride[d] + (c.kernel[d] - 1) * c.dilation[d] + 1;
+}
+
+ZB_INLINE SlabShape slab_shape(const Call& c, int64_t map_rows, int64_t map_columns) {
+  const int64_t segment = c.by_phase ? up_div(input_span(c, 1, map_columns), c.stride[1]) : map_columns;
+  return {c.dense_rows ? least(input_span(c, 0, map_rows), c.in[0]) : map_rows * c.kernel[0],
+          segment * (c.by_phase ? c.stride[1] : c.kernel[1]), segment};
+}
+
+// The smaller ways, for the largest task.
+ZB_INLINE void choose_slab(Call& c, int64_t map_rows, int64_t map_columns) {
+  c.dense_rows = least(input_span(c, 0, map_rows), c.in[0]) <= map_rows * c.kernel[0];
+  c.by_phase = up_div(input_span(c, 1, map_columns), c.stride[1]) <= c.kernel[1] * map_columns / c.stride[1];
+}
+
+// to[i] = column start + i * step of the row, 0 outside of it.
+template <class E, class T>
+ZB_INLINE void fill_segment(T* to, int64_t count, const E* row, int64_t width, int64_t stride, int64_t start,
+                            int64_t step) {
+  const int64_t first = least(count, start >= 0 ? 0 : up_div(-start, step));
+  const int64_t last = most(first, start >= width ? 0 : least(count, up_div(width - start, step)));
+  for (int64_t i = 0; i < first; ++i) to[i] = 0;
+  if (first < last) {
+    const int64_t hop = step * stride;
+    const E* from = row + (start + first * step) * stride;
+    int64_t i = first;
+    if (hop == 1) {
+      for (; i + Vec<T>::n <= last; i += Vec<T>::n, from += Vec<T>::n) Vec<T>::store(to + i, load_as(from));
+    }
+    for (; i < last; ++i, from += hop) to[i] = value_of(*from);
+  }
+  for (int64_t i = last; i < count; ++i) to[i] = 0;
+}
+
+template <class T>
+struct Slab {
+  const T* data;
+  SlabShape shape;
+  int64_t first_row;    // input row of the first slab row, where rows are dense
+  int64_t map_row;      // first map row
+  int64_t row_pitch;    // all channels of one row
+  int64_t image_pitch;
+  int64_t zero_row;     // offset of a row of zeros, for rows of padding
+};
+
+template <class T>
+ZB_INLINE int64_t slab_size(const Call& c, int64_t images, int64_t rows, int64_t pitch) {
+  return (images * rows + 1) * c.C * pitch + kPixelVectors * Vec<T>::n;  // vectors may read past the last row
+}
+
+template <class E, class T>
+Slab<T> fill_slab(const Call& c, Range images, Range rows, Range columns, T* data) {
+  const SlabShape shape = slab_shape(c, rows.size(), columns.size());
+  Slab<T> slab{data, shape, 0, rows.begin, c.C * shape.pitch, 0, 0};
+  slab.image_pitch = shape.rows * slab.row_pitch;
+  slab.zero_row = images.size() * slab.image_pitch;
+  slab.first_row = clamped(rows.begin * c.stride[0] - c.padding[0], 0, most(0, c.in[0] - shape.rows));
+  const int64_t segments = c.by_phase ? c.stride[1] : c.kernel[1];
+  const int64_t hop = c.by_phase ? 1 : c.dilation[1];
+  const int64_t left = columns.begin * c.stride[1] - c.padding[1];
+  for (int64_t image = 0; image < images.size(); ++image) {
+    const E* x = static_cast<const E*>(c.x) + (images.begin + image) * c.x_strides[0];
+    for (int64_t r = 0; r < shape.rows; ++r) {
+      const int64_t in = c.dense_rows ? slab.first_row + r
+                                          : (rows.begin + r / c.kernel[0]) * c.stride[0] - c.padding[0] +
+                                                (r % c.kernel[0]) * c.dilation[0];
+      if (in < 0 || in >= c.in[0]) continue;  // never read: see tap_offsets
+      T* to = data + image * slab.image_pitch + r * slab.row_pitch;
+      for (int64_t ch = 0; ch < c.C; ++ch) {
+        const E* row = x + ch * c.x_strides[1] + in * c.x_strides[2];
+        for (int64_t s = 0; s < segments; ++s, to += shape.segment) {
+          fill_segment(to, shape.segment, row, c.in[1], c.x_strides[3], left + s * hop, c.stride[1]);
+        }
+      }
+    }
+  }
+  std::memset(data + slab.zero_row, 0, sizeof(T) * (c.C * shape.pitch + kPixelVectors * Vec<T>::n));
+  return slab;
+}
+
+// offsets[r * S + s]: where tap (r, s) of the first column of map row h begins, for channel 0.
+template <class T>
+ZB_INLINE void tap_offsets(const Call& c, const Slab<T>& slab, int64_t image, int64_t h, int64_t* offsets) {
+  for (int64_t r = 0; r < c.kernel[0]; ++r) {
+    const int64_t in = h * c.stride[0] - c.padding[0] + r * c.dilation[0];
+    const int64_t row = c.dense_rows ? in - slab.first_row : (h - slab.map_row) * c.kernel[0] + r;
+    const int64_t base =
+        in < 0 || in >= c.in[0] ? slab.zero_row : image * slab.image_pitch + row * slab.row_pitch;
+    for (int64_t s = 0; s < c.kernel[1]; ++s) {
+      const int64_t at = s * c.dilation[1];
+      *offsets++ = base + (c.by_phase ? (at % c.stride[1]) * slab.shape.segment + at / c.stride[1]
+                                             : s * slab.shape.segment);
+    }
+  }
+}
+
+// out[j][v] (+)= sum over c, t of x[c * channel_pitch + tap[t] + j * STEP] * w[c][t][v]: PIXELS pixels times
+// VECTORS vectors of output channels, all in registers.
+template <class T, int PIXELS, int VECTORS, int STEP>
+void tile(const T* x, int64_t channel_pitch, int64_t channels, const int64_t* tap, int64_t taps, const T* w,
+          T* out, bool more) {
+  using V = Vec<T>;
+  typename V::reg acc[PIXELS][VECTORS];
+#pragma GCC unroll 16
+  for (int j = 0; j < PIXELS; ++j) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) acc[j][v] = more ? V::load(out + j * kBlock<T> + v * V::n) : V::zero();
+  }
+  for (int64_t c = 0; c < channels; ++c, x += channel_pitch) {
+    for (int64_t t = 0; t < taps; ++t, w += kBlock<T>) {
+      const T* xs = x + tap[t];
+      typename V::reg weight[VECTORS];
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) weight[v] = V::load(w + v * V::n);
+#pragma GCC unroll 16
+      for (int j = 0; j < PIXELS; ++j) {
+        const typename V::reg in = V::set1(xs[j * STEP]);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) acc[j][v] = V::fma(in, weight[v], acc[j][v]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int j = 0; j < PIXELS; ++j) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) V::store(out + j * kBlock<T> + v * V::n, acc[j][v]);
+  }
+}
+
+template <class T, int VECTORS, int STEP, int PIXELS = kTilePixels>
+ZB_INLINE void tile_of(int64_t pixels, const T* x, int64_t channel_pitch, int64_t channels, const int64_t* tap,
+                       int64_t taps, const T* w, T* out, bool more) {
+  if constexpr (PIXELS > 0) {
+    if (pixels == PIXELS) {
+      tile<T, PIXELS, VECTORS, STEP>(x, channel_pitch, channels, tap, taps, w, out, more);
+    } else {
+      tile_of<T, VECTORS, STEP, PIXELS - 1>(pixels, x, channel_pitch, channels, tap, taps, w, out, more);
+    }
+  }
+}
+
+// A run of pixels STEP values apart, in tiles of nearly equal length.
+template <class T, int STEP>
+ZB_INLINE void tile_run(int64_t pixels, int64_t block_size, const T* x, int64_t channel_pitch, int64_t channels,
+                        const int64_t* tap, int64_t taps, const T* w, T* out, bool more) {
+  for (int64_t left = up_div(pixels, kTilePixels), at = 0; left > 0; --left) {
+    const int64_t size = up_div(pixels - at, left);
+    if (block_size <= Vec<T>::n) {
+      tile_of<T, 1, STEP>(size, x + at * STEP, channel_pitch, channels, tap, taps, w, out + at * kBlock<T>, more);
+    } else {
+      tile_of<T, 2, STEP>(size, x + at * STEP, channel_pitch, channels, tap, taps, w, out + at * kBlock<T>, more);
+    }
+    at += size;
+  }
+}
+
+// Packed weights [block][channel of the group][tap][kBlock], zeros beyond the block's size. Unit: (block, channel).
+template <class E, class T>
+void pack_direct(const Call& c, int64_t begin, int64_t end) {
+  const int64_t taps = c.kernel[0] * c.kernel[1];
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const Block b = block_at(c, unit / c.Cg);
+    T* to = static_cast<T*>(c.packed_weight) + unit * taps * kBlock<T>;
+    const E* from = static_cast<const E*>(c.weight) + b.first * c.w_strides[0] + (unit % c.Cg) * c.w_strides[1];
+    for (int64_t k = 0; k < kBlock<T>; ++k, from += c.w_strides[0]) {
+      for (int64_t t = 0; t < taps; ++t) {
+        to[t * kBlock<T> + k] =
+            k < b.size ? value_of(from[t / c.kernel[1] * c.w_strides[2] + t % c.kernel[1] * c.w_strides[3]]) : 0;
+      }
+    }
+  }
+}
+
+// Vectors of output channels. Channels are taken in chunks whose weights stay in the first-level cache.
+template <class T>
+void direct_block(const Call& c, const Block& b, const Slab<T>& slab, int64_t images, const Map<T>* maps,
+                  int64_t* offsets) {
+  const int64_t taps = c.kernel[0] * c.kernel[1];
+  const int64_t chunk = most(1, 24 * 1024 / (taps * kBlock<T> * static_cast<int64_t>(sizeof(T))));
+  const T* weights = static_cast<const T*>(c.packed_weight) + b.index * c.Cg * taps * kBlock<T>;
+  for (int64_t ch = 0; ch < c.Cg; ch += chunk) {
+    const T* x = slab.data + (b.group * c.Cg + ch) * slab.shape.pitch;
+    for (int64_t image = 0; image < images; ++image) {
+      const Map<T>& map = maps[image];
+      for (int64_t h = map.rows.begin; h < map.rows.end; ++h) {
+        tap_offsets(c, slab, image, h, offsets);
+        tile_run<T, 1>(map.columns.size(), b.size, x, slab.shape.pitch, least(chunk, c.Cg - ch), offsets, taps,
+                       weights + ch * taps * kBlock<T>, map.data + (h - map.rows.begin) * map.row_pitch, ch > 0);
+      }
+    }
+  }
+}
+
+// Packed weights [K][channel of the group][tap]. Unit: an output channel.
+template <class E, class T>
+void pack_pixels(const Call& c, int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; ++k) {
+    T* to = static_cast<T*>(c.packed_weight) + k * c.Cg * c.kernel[0] * c.kernel[1];
+    for (int64_t ch = 0; ch < c.Cg; ++ch) {
+      for (int64_t r = 0; r < c.kernel[0]; ++r) {
+        for (int64_t s = 0; s < c.kernel[1]; ++s) {
+          *to++ = value_of(static_cast<const E*>(c.weight)[k * c.w_strides[0] + ch * c.w_strides[1] +
+                                                           r * c.w_strides[2] + s * c.w_strides[3]]);
+        }
+      }
+    }
+  }
+}
+
+template <class T, int VECTORS>
+ZB_INLINE void pixel_tile(const T* x, int64_t channel_pitch, int64_t channels, const int64_t* tap, int64_t taps,
+                          const T* w, T* out) {
+  using V = Vec<T>;
+  typename V::reg acc[VECTORS];
+#pragma GCC unroll 8
+  for (int j = 0; j < VECTORS; ++j) acc[j] = V::zero();
+  for (int64_t c = 0; c < channels; ++c, x += channel_pitch) {
+    for (int64_t t = 0; t < taps; ++t) {
+      const typename V::reg weight = V::set1(*w++);
+#pragma GCC unroll 8
+      for (int j = 0; j < VECTORS; ++j) acc[j] = V::fma(V::load(x + tap[t] + j * V::n), weight, acc[j]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < VECTORS; ++j) V::store(out + j * V::n, acc[j]);
+}
+
+// Vectors along the columns, one output channel at a time: for groups of few output channels.
+template <class T>
+void pixels_block(const Call& c, const Block& b, const Slab<T>& slab, int64_t images, const Map<T>* maps,
+                  int64_t* offsets) {
+  constexpr int64_t n = Vec<T>::n;
+  const int64_t taps = c.kernel[0] * c.kernel[1];
+  T line[kPixelVectors * n];
+  for (int64_t image = 0; image < images; ++image) {
+    const Map<T>& map = maps[image];
+    for (int64_t h = map.rows.begin; h < map.rows.end; ++h) {
+      tap_offsets(c, slab, image, h, offsets);
+      for (int64_t k = 0; k < b.size; ++k) {
+        const int64_t channel = b.first + k;
+        const T* x = slab.data + channel / c.Kg * c.Cg * slab.shape.pitch;
+        const T* w = static_cast<const T*>(c.packed_weight) + channel * c.Cg * taps;
+        T* out = map.data + (h - map.rows.begin) * map.row_pitch + k;
+        for (int64_t at = 0, size; at < map.columns.size(); at += size) {
+          const int64_t left = map.columns.size() - at;
+          if (left > 2 * n) {
+            size = least(left, kPixelVectors * n);
+            pixel_tile<T, kPixelVectors>(x + at, slab.shape.pitch, c.Cg, offsets, taps, w, line);
+          } else if (left > n) {
+            size = left;
+            pixel_tile<T, 2>(x + at, slab.shape.pitch, c.Cg, offsets, taps, w, line);
+          } else {
+            size = left;
+            pixel_tile<T, 1>(x + at, slab.shape.pitch, c.Cg, offsets, taps, w, line);
+          }
+          for (int64_t i = 0; i < size; ++i) out[(at + i) * kBlock<T>] = line[i];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zb::conv_relu_pool::cpu

@@ -1,0 +1,297 @@
+// From pre-activations to y, code and sig. Part of forward_kernel.h.
+#pragma once
+
+namespace zb::conv_relu_pool::cpu {
+namespace {
+
+// Other tasks may hold bits of the same word. The order of integer ors does not show in the result.
+ZB_INLINE void or_bits(uint64_t* words, int64_t at, uint64_t value, int64_t count) {
+  const int64_t word = at >> 6, shift = at & 63;
+  if (value << shift) __atomic_fetch_or(words + word, value << shift, __ATOMIC_RELAXED);
+  if (shift + count > 64 && value >> (64 - shift)) {
+    __atomic_fetch_or(words + word + 1, value >> (64 - shift), __ATOMIC_RELAXED);
+  }
+}
+
+// words[lane] = for `count` <= 64 pixels of kBlock lanes each, whether value > 0 (or is NaN, if nan_too).
+template <class T>
+ZB_INLINE void sign_words(const T* pixels, int64_t count, bool nan_too, uint64_t* words) {
+  using V = Vec<T>;
+  for (int64_t lane = 0; lane < kBlock<T>; ++lane) words[lane] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    for (int v = 0; v < 2; ++v) {
+      const typename V::reg value = V::load(pixels + i * kBlock<T> + v * V::n);
+      typename V::mask on = V::gt(value, V::zero());
+      if (nan_too) on = V::either(on, V::is_nan(value));
+      const uint64_t mask = V::bits(on);
+      for (int64_t lane = 0; lane < V::n; ++lane) words[v * V::n + lane] |= ((mask >> lane) & 1) << i;
+    }
+  }
+}
+
+// Bits of a run of pixels, one stream a channel: stream k begins at bit first_bit + k * stream_bits of `to`.
+template <class T>
+void write_sign_bits(uint64_t* to, int64_t first_bit, int64_t stream_bits, const T* pixels, int64_t count,
+                     int64_t channels, bool nan_too) {
+  uint64_t words[kBlock<T>];
+  for (int64_t i = 0; i < count; i += 64) {
+    const int64_t size = least(64, count - i);
+    sign_words(pixels + i * kBlock<T>, size, nan_too, words);
+    for (int64_t k = 0; k < channels; ++k) or_bits(to, first_bit + k * stream_bits + i, words[k], size);
+  }
+}
+
+// Rounds to the element type, as a convolution that returns a tensor does, then applies the activation.
+// Max pooling at slope 0 in float32 or float64 needs neither: the largest value's activation is what counts.
+template <class E, class T>
+void activate(const Call& c, const Map<T>& map) {
+  using V = Vec<T>;
+  constexpr bool rounds = sizeof(E) != sizeof(T);
+  if (!rounds && c.slope == 0 && c.pool == Pooling::kMax) return;
+  const bool act = !(c.slope == 0 && c.pool == Pooling::kMax);
+  const typename V::reg slope = V::set1(static_cast<T>(c.slope));
+  const auto round = [](typename V::reg v) {
+    if constexpr (rounds) {
+      E narrow[V::n];
+      store_as(narrow, v);
+      return load_as(narrow);
+    } else {
+      return v;
+    }
+  };
+  for (int64_t h = 0; h < map.rows.size(); ++h) {
+    T* at = map.data + h * map.row_pitch;
+    for (int64_t i = 0; i < map.columns.size() * 2; ++i, at += V::n) {
+      typename V::reg v = round(V::load(at));
+      if (act && c.slope == 0) {
+        v = V::relu(v);
+      } else if (act) {
+        v = V::choose(V::gt(v, V::zero()), v, round(V::mul(v, slope)));
+      }
+      V::store(at, v);
+    }
+  }
+}
+
+// Bits of the un-pooled map: units="relu", and the code of average and no pooling.
+template <class T>
+void write_map_bits(const Call& c, const Map<T>& map, int64_t image, const Block& b) {
+  const bool units = c.units == UnitKind::kRelu, code = c.code_kind == CodeKind::kBits;
+  if (!units && !code) return;
+  const int64_t plane = c.map[0] * c.map[1], code_words = up_div(plane, 64);
+  const bool joined = map.row_pitch == c.map[1] * kBlock<T> && map.columns.size() == c.map[1];
+  const int64_t runs = joined ? 1 : map.rows.size();
+  const int64_t length = joined ? map.rows.size() * c.map[1] : map.columns.size();
+  for (int64_t r = 0; r < runs; ++r) {
+    const T* pixels = map.data + r * map.row_pitch;
+    const int64_t at = (map.rows.begin + r) * c.map[1] + map.columns.begin;
+    if (units) {
+      write_sign_bits(c.sig + image * c.sig_words, b.first * plane + at, plane, pixels, length, b.size, false);
+    }
+    if (code) {
+      uint64_t* words = static_cast<uint64_t*>(c.code) + (image * c.K + b.first) * code_words;
+      write_sign_bits(words, at, code_words * 64, pixels, length, b.size, c.slope == 0);
+    }
+  }
+}
+
+// Pooled values (and positions of the winners) of a task's outputs: [rows][columns][kBlock].
+template <class T>
+struct Pooled {
+  T *value, *position;  // a position is an integer of T's size, in T's bits
+  Range rows, columns;
+};
+
+// Takes in what the map's rows hold of every window. Rows arrive in order, so that the first of equal values and
+// the last NaN win. The first call for an output must see the first row of its window.
+template <class T, bool POSITION, int VECTORS>
+void pool_max(const Call& c, const Map<T>& map, const Pooled<T>& pooled) {
+  using V = Vec<T>;
+  const typename V::reg lowest = V::set1(-__builtin_inf());
+  T *value = pooled.value, *position = pooled.position;
+  for (int64_t p = pooled.rows.begin; p < pooled.rows.end; ++p) {
+    const int64_t top = p * c.pool_stride[0] - c.pool_padding[0];
+    const int64_t first_row = most(top, 0), h0 = most(first_row, map.rows.begin);
+    const int64_t h1 = least(top + c.pool_kernel[0], map.rows.end);
+    for (int64_t q = pooled.columns.begin; q < pooled.columns.end; ++q) {
+      const int64_t left = q * c.pool_stride[1] - c.pool_padding[1];
+      const int64_t w0 = most(left, 0), w1 = least(left + c.pool_kernel[1], map.columns.end);
+      const bool begins = h0 == first_row;
+      const int64_t first = (first_row - top) * c.pool_kernel[1] + w0 - left;
+      typename V::reg best[VECTORS], where[VECTORS];
+      for (int v = 0; v < VECTORS; ++v) {
+        best[v] = begins ? lowest : V::load(value + v * V::n);
+        if (POSITION) where[v] = begins ? V::integer(first) : V::load(position + v * V::n);
+      }
+      for (int64_t h = h0; h < h1; ++h) {
+        const T* at = map.data + (h - map.rows.begin) * map.row_pitch + (w0 - map.columns.begin) * kBlock<T>;
+        for (int64_t w = w0; w < w1; ++w, at += kBlock<T>) {
+          const typename V::reg here = V::integer((h - top) * c.pool_kernel[1] + w - left);
+          for (int v = 0; v < VECTORS; ++v) {
+            const typename V::reg x = V::load(at + v * V::n);
+            const typename V::mask wins = V::either(V::gt(x, best[v]), V::is_nan(x));
+            best[v] = V::choose(wins, x, best[v]);
+            if (POSITION) where[v] = V::choose(wins, here, where[v]);
+          }
+        }
+      }
+      for (int v = 0; v < VECTORS; ++v, value += V::n, position += V::n) {
+        V::store(value, best[v]);
+        if (POSITION) V::store(position, where[v]);
+      }
+      value += (2 - VECTORS) * V::n, position += (2 - VECTORS) * V::n;
+    }
+  }
+}
+
+// Sums of the windows; also pool="none", whose windows are single pixels.
+template <class T>
+void pool_sum(const Call& c, const Map<T>& map, const Pooled<T>& pooled) {
+  using V = Vec<T>;
+  T* value = pooled.value;
+  for (int64_t p = pooled.rows.begin; p < pooled.rows.end; ++p) {
+    const int64_t top = p * c.pool_stride[0] - c.pool_padding[0];
+    const int64_t h0 = most(most(top, 0), map.rows.begin), h1 = least(top + c.pool_kernel[0], map.rows.end);
+    for (int64_t q = pooled.columns.begin; q < pooled.columns.end; ++q, value += kBlock<T>) {
+      const int64_t left = q * c.pool_stride[1] - c.pool_padding[1];
+      const int64_t w0 = most(left, 0), w1 = least(left + c.pool_kernel[1], map.columns.end);
+      for (int v = 0; v < 2; ++v) {
+        typename V::reg sum = h0 == most(top, 0) ? V::zero() : V::load(value + v * V::n);
+        for (int64_t h = h0; h < h1; ++h) {
+          const T* at = map.data + (h - map.rows.begin) * map.row_pitch + (w0 - map.columns.begin) * kBlock<T>;
+          for (int64_t w = w0; w < w1; ++w, at += kBlock<T>) sum = V::add(sum, V::load(at + v * V::n));
+        }
+        V::store(value + v * V::n, sum);
+      }
+    }
+  }
+}
+
+template <class T>
+void pool_rows(const Call& c, const Map<T>& map, const Pooled<T>& pooled, const Block& b) {
+  const bool narrow = b.size <= Vec<T>::n;
+  if (c.pool != Pooling::kMax) {
+    pool_sum(c, map, pooled);
+  } else if (c.code_kind != CodeKind::kNone || c.units == UnitKind::kWinner) {
+    narrow ? pool_max<T, true, 1>(c, map, pooled) : pool_max<T, true, 2>(c, map, pooled);
+  } else {
+    narrow ? pool_max<T, false, 1>(c, map, pooled) : pool_max<T, false, 2>(c, map, pooled);
+  }
+}
+
+// From the pre-activations of some rows to what is kept of them.
+template <class E, class T>
+void after_convolution(const Call& c, const Map<T>& map, const Pooled<T>& pooled, int64_t image, const Block& b) {
+  activate<E>(c, map);
+  write_map_bits(c, map, image, b);
+  pool_rows(c, map, pooled, b);
+}
+
+// torch's divisor: the window's part inside the padded map, or inside the map itself.
+ZB_INLINE int64_t window_extent(const Call& c, int d, int64_t out) {
+  const int64_t begin = out * c.pool_stride[d] - c.pool_padding[d];
+  const int64_t end = least(begin + c.pool_kernel[d], c.map[d] + c.pool_padding[d]);
+  return c.count_include_pad ? end - begin : least(end, c.map[d]) - most(begin, 0);
+}
+
+// Turns sums into means.
+template <class T>
+void divide(const Call& c, const Pooled<T>& pooled) {
+  T* value = pooled.value;
+  for (int64_t p = pooled.rows.begin; p < pooled.rows.end; ++p) {
+    for (int64_t q = pooled.columns.begin; q < pooled.columns.end; ++q) {
+      const T divisor = static_cast<T>(window_extent(c, 0, p) * window_extent(c, 1, q));
+      for (int64_t k = 0; k < kBlock<T>; ++k) *value++ /= divisor;
+    }
+  }
+}
+
+template <class T>
+ZB_INLINE int64_t position_of(const T* position) {
+  if constexpr (sizeof(T) == 4) return bit_cast<int32_t>(*position);
+  else return bit_cast<int64_t>(*position);
+}
+
+template <class T, class Code>
+void write_codes(const Call& c, Code* to, const T* value, const T* position, int64_t count, int64_t channels) {
+  const bool sloped = c.slope > 0;
+  for (int64_t k = 0; k < channels; ++k) {
+    Code* out = to + k * c.y_strides[1];
+    for (int64_t i = 0; i < count; ++i, out += c.y_strides[3]) {
+      const T v = value[i * kBlock<T> + k];
+      const int64_t pos = position_of(position + i * kBlock<T> + k);
+      *out = static_cast<Code>(sloped ? 1 + 2 * pos + (v > 0 ? 0 : 1) : v <= 0 ? 0 : 1 + pos);
+    }
+  }
+}
+
+template <class E, class T>
+void write_values(const Call& c, E* to, const T* value, int64_t count, int64_t channels) {
+  using V = Vec<T>;
+  if (c.y_strides[1] == 1) {
+    E line[kBlock<T>];
+    for (int64_t i = 0; i < count; ++i, to += c.y_strides[3], value += kBlock<T>) {
+      E* out = channels == kBlock<T> ? to : line;
+      store_as(out, V::load(value));
+      store_as(out + V::n, V::load(value + V::n));
+      if (out == line) {
+        for (int64_t k = 0; k < channels; ++k) to[k] = line[k];
+      }
+    }
+    return;
+  }
+  for (int64_t k = 0; k < channels; ++k, to += c.y_strides[1]) {
+    for (int64_t i = 0; i < count; ++i) put(to + i * c.y_strides[3], value[i * kBlock<T> + k]);
+  }
+}
+
+// Everything that is left once the windows of a block are pooled.
+template <class E, class T>
+void write_outputs(const Call& c, const Pooled<T>& pooled, int64_t image, const Block& b) {
+  using V = Vec<T>;
+  if (c.pool == Pooling::kAvg) divide(c, pooled);
+  const int64_t columns = pooled.columns.size();
+  const bool joined = columns == c.out[1];  // rows follow one another, in y too
+  const int64_t runs = joined ? 1 : pooled.rows.size();
+  const int64_t length = joined ? pooled.rows.size() * columns : columns;
+  const int64_t plane = c.out[0] * c.out[1];
+  for (int64_t r = 0; r < runs; ++r) {
+    T* value = pooled.value + r * columns * kBlock<T>;
+    const T* position = pooled.position + r * columns * kBlock<T>;
+    const int64_t at = (pooled.rows.begin + r) * c.out[1] + pooled.columns.begin;
+    const int64_t offset = image * c.y_strides[0] + b.first * c.y_strides[1] + at * c.y_strides[3];
+    if (c.code_kind == CodeKind::kByte) {
+      write_codes(c, static_cast<uint8_t*>(c.code) + offset, value, position, length, b.size);
+    } else if (c.code_kind == CodeKind::kInt) {
+      write_codes(c, static_cast<int32_t*>(c.code) + offset, value, position, length, b.size);
+    }
+    if (c.pool == Pooling::kMax && c.slope == 0) {
+      for (int64_t i = 0; i < length * 2; ++i) V::store(value + i * V::n, V::relu(V::load(value + i * V::n)));
+    }
+    if (c.units == UnitKind::kWinner) {
+      for (int64_t k = 0; k < b.size; ++k) {
+        int64_t bit = ((b.first + k) * plane + at) * c.unit_bits;
+        for (int64_t i = 0; i < length; ++i, bit += c.unit_bits) {
+          if (!(value[i * kBlock<T> + k] > 0)) continue;
+          const int64_t code = 1 + position_of(position + i * kBlock<T> + k);
+          or_bits(c.sig + image * c.sig_words, bit, static_cast<uint64_t>(code), c.unit_bits);
+        }
+      }
+    }
+    E* y = static_cast<E*>(c.y) + offset;
+    if (c.units == UnitKind::kOutput) {
+      if constexpr (sizeof(E) != sizeof(T)) {  // the bit is that of the value returned, which a mean rounds
+        for (int64_t i = 0; i < length * kBlock<T>; ++i) {
+          E narrow;
+          put(&narrow, value[i]);
+          value[i] = value_of(narrow);
+        }
+      }
+      write_sign_bits(c.sig + image * c.sig_words, b.first * plane + at, plane, value, length, b.size, false);
+    }
+    write_values(c, y, value, length, b.size);
+  }
+}
+
+}  // namespace
+}  // namespace zb::conv_relu_pool::cpu

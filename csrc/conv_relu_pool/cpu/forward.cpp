@@ -1,0 +1,106 @@
+// The forward pass on the CPU: copies the problem into plain data, picks the instruction set, and runs the
+// tasks. The kernels are in forward_kernel.h, direct.h, winograd.h and epilogue.h.
+#include <cstring>
+
+#include "common/cpu_capability.h"
+#include "common/last_kernel.h"
+#include "common/parallel.h"
+#include "common/register.h"
+#include "conv_relu_pool/cpu/call.h"
+#include "conv_relu_pool/cpu/kernels.h"
+
+namespace zb::conv_relu_pool::cpu {
+namespace {
+
+const Kernels& kernels_here() {
+#if defined(__x86_64__)
+  if (cpu_capability() == Capability::kAvx512) return kAvx512Kernels;
+  if (cpu_capability() == Capability::kAvx2) return kAvx2Kernels;
+#endif
+  return kPortableKernels;
+}
+
+Element element_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Double:
+      return Element::kDouble;
+    case ScalarType::Half:
+      return Element::kHalf;
+    case ScalarType::BFloat16:
+      return Element::kBFloat;
+    default:
+      return Element::kFloat;
+  }
+}
+
+Call make_call(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out) {
+  Call c{};
+  c.N = p.N, c.C = p.C, c.K = p.K, c.Cg = p.Cg, c.Kg = p.Kg, c.groups = p.groups;
+  const int64_t in[2] = {p.H, p.W}, kernel[2] = {p.R, p.S}, map[2] = {p.H1, p.W1}, result[2] = {p.P, p.Q};
+  for (int d = 0; d < 2; ++d) {
+    c.in[d] = in[d], c.kernel[d] = kernel[d], c.map[d] = map[d], c.out[d] = result[d];
+    // What a single row, tap or output makes meaningless may be so large that products of it overflow.
+    c.stride[d] = map[d] > 1 ? p.stride[d] : 1;
+    c.dilation[d] = kernel[d] > 1 ? p.dilation[d] : 1;
+    c.pool_stride[d] = result[d] > 1 ? p.pool_stride[d] : 1;
+    c.padding[d] = p.padding[d], c.pool_kernel[d] = p.pool_kernel[d];
+    c.pool_padding[d] = p.pool_padding[d];
+  }
+  c.pool = p.pool == Pool::kMax ? Pooling::kMax : p.pool == Pool::kAvg ? Pooling::kAvg : Pooling::kNone;
+  c.count_include_pad = p.count_include_pad;
+  c.slope = p.slope;
+  c.highest = highest_precision();
+  c.element = element_of(p.dtype);
+  c.x = x.data_ptr(), c.weight = weight.data_ptr(), c.y = out.y.data_ptr();
+  for (int i = 0; i < 4; ++i) c.x_strides[i] = p.x_strides[i], c.w_strides[i] = p.w_strides[i];
+  const int64_t plane = p.P * p.Q;
+  c.y_strides[0] = p.K * plane;
+  c.y_strides[1] = p.x_channels_last ? 1 : plane;
+  c.y_strides[2] = p.x_channels_last ? p.Q * p.K : p.Q;
+  c.y_strides[3] = p.x_channels_last ? p.K : 1;
+  c.code_kind = !p.need_code                         ? CodeKind::kNone
+                : p.pool != Pool::kMax               ? CodeKind::kBits
+                : p.code_dtype == ScalarType::Byte   ? CodeKind::kByte
+                                                     : CodeKind::kInt;
+  c.code = p.need_code ? out.code.data_ptr() : nullptr;
+  c.units = p.units == Units::kRelu     ? UnitKind::kRelu
+            : p.units == Units::kOutput ? UnitKind::kOutput
+            : p.units == Units::kWinner ? UnitKind::kWinner
+                                        : UnitKind::kNone;
+  c.sig = c.units == UnitKind::kNone ? nullptr : static_cast<uint64_t*>(out.sig.data_ptr());
+  c.unit_bits = p.unit_bits;
+  c.sig_words = words_for(p.unit_count());
+  c.threads = thread_count();
+  return c;
+}
+
+}  // namespace
+
+void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out) {
+  Call call = make_call(p, x, weight, out);
+  // Tasks share words of the bit formats, so bits are added to zeros.
+  if (call.sig) std::memset(call.sig, 0, static_cast<size_t>(out.sig.numel()) * 8);
+  if (call.code_kind == CodeKind::kBits) std::memset(call.code, 0, static_cast<size_t>(out.code.numel()) * 8);
+
+  const Kernels& kernels = kernels_here();
+  kernels.plan(call);
+  thread_local Arena weights;
+  thread_local Arena scratch;
+  call.packed_weight = weights.get(call.weight_bytes);
+  parallel_for(0, call.weight_units, 16, [&](int64_t begin, int64_t end) { kernels.pack(call, begin, end); });
+  parallel_tasks(task_count(call), [&](int64_t task) {
+    kernels.run(call, task, scratch.get(call.scratch_bytes));
+    scratch.release();
+  });
+  weights.release();
+  note_kernel(call.algorithm == Algorithm::kWinograd       ? kernels.winograd_name
+              : call.algorithm == Algorithm::kDirectPixels ? kernels.pixels_name
+                                                           : kernels.direct_name);
+}
+
+namespace {
+
+const Registration registration{"CPU", {ZB_CONV_RELU_POOL_KERNELS(&forward, &backward)}};
+
+}  // namespace
+}  // namespace zb::conv_relu_pool::cpu

@@ -1,0 +1,105 @@
+// The forward kernels, included once by the file of each instruction set (forward_portable.cpp, forward_avx2.cpp,
+// forward_avx512.cpp). A task takes some pooled rows of some images through convolution, activation, pooling and
+// output, one block of output channels at a time, so that the un-pooled map never leaves the cache:
+//
+//   direct.h    pre-activations by direct sums
+//   winograd.h  the same for 3x3 and 5x5 filters with fewer multiplications
+//   epilogue.h  activation, pooling, codes, signatures, y
+#pragma once
+
+#include "common/vec.h"
+#include "conv_relu_pool/cpu/call.h"
+#include "conv_relu_pool/cpu/task.h"
+// the parts, each of which needs those before it
+#include "conv_relu_pool/cpu/direct.h"
+#include "conv_relu_pool/cpu/epilogue.h"
+#include "conv_relu_pool/cpu/plan.h"
+#include "conv_relu_pool/cpu/winograd.h"
+
+namespace zb::conv_relu_pool::cpu {
+namespace {
+
+template <class E, class T>
+void run_direct(const Call& c, const Task& t, const DirectScratch<T>& s) {
+  const Pooled<T> pooled{s.value, s.position, t.out_rows, t.out_columns};
+  const int64_t images = t.images.size(), row_pitch = t.columns.size() * kBlock<T>;
+  // A window of more rows than fit into the scratch comes in chunks of rows (and the task is one output row).
+  const bool whole = t.rows.size() <= c.map_rows;
+  Slab<T> slab{};
+  if (whole) slab = fill_slab<E, T>(c, t.images, t.rows, t.columns, s.slab);
+  for (int64_t i = t.blocks.begin; i < t.blocks.end; ++i) {
+    const Block b = block_at(c, i);
+    for (int64_t h = t.rows.begin; h < t.rows.end; h += c.map_rows) {
+      const Range rows{h, least(h + c.map_rows, t.rows.end)};
+      if (!whole) slab = fill_slab<E, T>(c, t.images, rows, t.columns, s.slab);
+      for (int64_t image = 0; image < images; ++image) {
+        s.maps[image] = {s.map + image * c.map_rows * row_pitch, rows, t.columns, row_pitch};
+      }
+      if (c.algorithm == Algorithm::kDirectPixels) {
+        pixels_block(c, b, slab, images, s.maps, s.offsets);
+      } else {
+        direct_block(c, b, slab, images, s.maps, s.offsets);
+      }
+      for (int64_t image = 0; image < images; ++image) {
+        after_convolution<E>(c, s.maps[image], pooled, t.images.begin + image, b);
+        if (rows.end == t.rows.end) write_outputs<E>(c, pooled, t.images.begin + image, b);
+      }
+    }
+  }
+}
+
+template <class E, class T>
+void plan_as(Call& c) {
+  plan_algorithm<T>(c);
+  if (c.algorithm == Algorithm::kWinograd) {
+    plan_winograd(c);
+  } else {
+    plan_direct<T>(c);
+  }
+}
+
+template <class E, class T>
+void pack_as(const Call& c, int64_t begin, int64_t end) {
+  if (c.algorithm == Algorithm::kWinograd) {
+    if constexpr (sizeof(T) == 4) pack_winograd<E, T>(c, begin, end);
+  } else if (c.algorithm == Algorithm::kDirectPixels) {
+    pack_pixels<E, T>(c, begin, end);
+  } else {
+    pack_direct<E, T>(c, begin, end);
+  }
+}
+
+template <class E, class T>
+void run_as(const Call& c, int64_t i, void* scratch) {
+  const Task t = task_at(c, i);
+  Scratch memory{static_cast<char*>(scratch), 0};
+  if (c.algorithm == Algorithm::kWinograd) {
+    if constexpr (sizeof(T) == 4) run_winograd<E, T>(c, t, memory);
+  } else {
+    run_direct<E, T>(c, t, direct_scratch<T>(c, memory));
+  }
+}
+
+void plan_call(Call& c) {
+  c.element == Element::kDouble  ? plan_as<double, double>(c)
+  : c.element == Element::kHalf  ? plan_as<Half, float>(c)
+  : c.element == Element::kBFloat ? plan_as<BFloat, float>(c)
+                                 : plan_as<float, float>(c);
+}
+
+void pack_weights(const Call& c, int64_t begin, int64_t end) {
+  c.element == Element::kDouble  ? pack_as<double, double>(c, begin, end)
+  : c.element == Element::kHalf  ? pack_as<Half, float>(c, begin, end)
+  : c.element == Element::kBFloat ? pack_as<BFloat, float>(c, begin, end)
+                                 : pack_as<float, float>(c, begin, end);
+}
+
+void run_task(const Call& c, int64_t i, void* scratch) {
+  c.element == Element::kDouble  ? run_as<double, double>(c, i, scratch)
+  : c.element == Element::kHalf  ? run_as<Half, float>(c, i, scratch)
+  : c.element == Element::kBFloat ? run_as<BFloat, float>(c, i, scratch)
+                                 : run_as<float, float>(c, i, scratch);
+}
+
+}  // namespace
+}  // namespace zb::conv_relu_pool::cpu

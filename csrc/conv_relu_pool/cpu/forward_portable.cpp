@@ -1,0 +1,8 @@
+// The forward kernels compiled for one instruction set; see forward_kernel.h.
+#include "conv_relu_pool/cpu/forward_kernel.h"
+
+namespace zb::conv_relu_pool::cpu {
+
+const Kernels kPortableKernels = {"direct portable", "direct-pixels portable", "winograd portable", &plan_call, &pack_weights, &run_task};
+
+}  // namespace zb::conv_relu_pool::cpu

@@ -1,0 +1,109 @@
+// How a call is cut into tasks. Part of forward_kernel.h.
+#pragma once
+
+namespace zb::conv_relu_pool::cpu {
+namespace {
+
+constexpr int64_t kMapBytes = 192 << 10;   // pre-activations of one block
+constexpr int64_t kSlabBytes = 768 << 10;  // input of one task
+constexpr int64_t kColumns = 512;          // of the map, in one task
+constexpr int64_t kTasksPerThread = 4;
+
+template <class T>
+void plan_algorithm(Call& c) {
+  c.all_map = c.units == UnitKind::kRelu || c.code_kind == CodeKind::kBits;
+  c.channel_block = kBlock<T>;
+  const bool square = c.kernel[0] == c.kernel[1] && (c.kernel[0] == 3 || c.kernel[0] == 5);
+  const bool plain = c.groups == 1 && c.stride[0] == 1 && c.stride[1] == 1 && c.dilation[0] == 1 && c.dilation[1] == 1;
+  if (sizeof(T) == 4 && !c.highest && square && plain && c.C >= 16 && c.K >= 16 && c.map[0] * c.map[1] >= 16) {
+    c.algorithm = Algorithm::kWinograd;
+    c.blocks = up_div(c.K, kBlock<T>);
+    return;
+  }
+  // Work in vector operations a row of the map, with vectors along the output channels and along the columns.
+  const int64_t n = Vec<T>::n;
+  const int64_t along_channels = c.groups * up_div(c.Kg, n) * c.map[1], along_columns = c.K * up_div(c.map[1], n);
+  c.algorithm = along_channels > 2 * along_columns ? Algorithm::kDirectPixels : Algorithm::kDirect;
+  c.blocks = c.algorithm == Algorithm::kDirect ? c.groups * up_div(c.Kg, kBlock<T>) : up_div(c.K, kBlock<T>);
+}
+
+// The most rows (d = 0) or columns (d = 1) of the map that `outputs` of y need, gaps and ends included.
+ZB_INLINE int64_t map_extent(const Call& c, int d, int64_t outputs) {
+  if (c.all_map && outputs >= c.out[d]) return c.map[d];
+  const int64_t windows = (outputs - 1) * c.pool_stride[d] + c.pool_kernel[d];
+  return least(c.map[d], c.all_map ? windows + c.pool_stride[d] + c.pool_kernel[d] : windows);
+}
+
+// The longest block of outputs whose part of the map has at most `limit` rows or columns, but at least one.
+ZB_INLINE int64_t outputs_within(const Call& c, int d, int64_t limit) {
+  const int64_t one = map_extent(c, d, 1);
+  if (one >= limit) return 1;
+  return least(c.out[d], (limit - one) / c.pool_stride[d] + 1);
+}
+
+// Few images: fewer rows and channel blocks a task, until every thread has some.
+ZB_INLINE void spread(Call& c, int64_t row_block, int64_t row_step) {
+  const int64_t wanted = c.threads * kTasksPerThread;
+  c.rows = cut_evenly(c.out[0], row_block);
+  const int64_t others = c.images.count * c.columns.count;
+  if (others * c.rows.count < wanted) {
+    const int64_t pieces = up_div(wanted, others);
+    c.rows = cut_evenly(c.out[0], least(row_block, up_to(most(1, c.out[0] / pieces), row_step)));
+  }
+  const int64_t tasks = others * c.rows.count;
+  c.block_cut = cut_evenly(c.blocks, tasks >= c.threads * 2 ? c.blocks : up_div(c.blocks, up_div(c.threads * 2, tasks)));
+}
+
+template <class T>
+struct DirectScratch {
+  T *slab, *map, *value, *position;
+  Map<T>* maps;
+  int64_t* offsets;
+};
+
+template <class T>
+DirectScratch<T> direct_scratch(const Call& c, Scratch& memory) {
+  const SlabShape shape = slab_shape(c, c.map_rows, c.map_columns);
+  const int64_t outputs = c.rows.block * c.columns.block * kBlock<T>;
+  DirectScratch<T> s;
+  s.slab = memory.take<T>(slab_size<T>(c, c.images.block, shape.rows, shape.pitch));
+  s.map = memory.take<T>(c.images.block * c.map_rows * c.map_columns * kBlock<T>);
+  s.value = memory.take<T>(outputs);
+  s.position = memory.take<T>(outputs);
+  s.maps = memory.take<Map<T>>(c.images.block);
+  s.offsets = memory.take<int64_t>(c.kernel[0] * c.kernel[1]);
+  return s;
+}
+
+template <class T>
+void plan_direct(Call& c) {
+  constexpr int64_t size = sizeof(T);
+  const int64_t taps = c.kernel[0] * c.kernel[1];
+  c.columns = cut_evenly(c.out[1], outputs_within(c, 1, kColumns));
+  c.map_columns = map_extent(c, 1, c.columns.block);
+  const int64_t map_row = c.map_columns * kBlock<T> * size;
+  choose_slab(c, c.map[0], c.map_columns);
+  const int64_t slab_row = c.C * slab_shape(c, 1, c.map_columns).pitch * size;
+  // Map rows that fit: by the map's own size, and by the input rows that they need.
+  const int64_t by_slab = most(1, (kSlabBytes / slab_row - (c.kernel[0] - 1) * c.dilation[0] - 1) / c.stride[0] + 1);
+  const int64_t rows_fit = clamped(kMapBytes / map_row, 1, most(by_slab, kMapBytes / map_row / 8));
+  c.images = {c.N, 1, c.N};
+  spread(c, outputs_within(c, 0, rows_fit), 1);
+  c.map_rows = map_extent(c, 0, c.rows.block);
+  if (c.rows.block == 1) c.map_rows = least(c.map_rows, most(rows_fit, 64));
+  choose_slab(c, c.map_rows, c.map_columns);
+  // Small images: several a task, which then share each chunk of weights while it is in the cache.
+  if (c.rows.count == 1 && c.columns.count == 1 && c.map_rows == map_extent(c, 0, c.out[0])) {
+    const int64_t slab = slab_shape(c, c.map_rows, c.map_columns).rows * slab_row;
+    const int64_t fit = least(kMapBytes / (c.map_rows * map_row), kSlabBytes / slab);
+    c.images = cut_evenly(c.N, clamped(fit, 1, most(1, c.N / (c.threads * kTasksPerThread))));
+  }
+  c.weight_units = c.algorithm == Algorithm::kDirect ? c.blocks * c.Cg : c.K;
+  c.weight_bytes = size * (c.algorithm == Algorithm::kDirect ? c.blocks * kBlock<T> : c.K) * c.Cg * taps;
+  Scratch count{nullptr, 0};
+  direct_scratch<T>(c, count);
+  c.scratch_bytes = count.used;
+}
+
+}  // namespace
+}  // namespace zb::conv_relu_pool::cpu
