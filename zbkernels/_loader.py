@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
+import importlib.machinery
+import importlib.util
 import json
 import mmap
 import os
 import re
+import struct
+import sys
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,9 +39,9 @@ REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
 class LibraryState:
     """What became of one library.
 
-    ``reason`` says why it is not loaded (or what is unusual although it is), ``mend`` what to do about it; both
-    are "" where all is well. ``build`` holds what the file says of its build, readable even where it cannot be
-    loaded: version, torch, python, compiler, processor, nvcc, cuda_archs, cuda_note.
+    ``reason`` says why it is not loaded (or what is unusual although it is), ``mend`` what to do about it;
+    both are "" where all is well. ``build`` holds what the file says of its build, readable even where it
+    cannot be loaded: version, torch, python, compiler, processor, nvcc, cuda_archs, cuda_note.
     """
 
     name: str
@@ -158,12 +161,12 @@ def _load_op_library(name: str, key: str, missing: str) -> LibraryState:
         )
         return LibraryState(name, None, False, missing, mend)
     build = build_info(path)
-    refusal = _refusal(build) or (None if copies else _names_taken(key))
+    refusal = _refusal(path, build) or (None if copies else _names_taken(key))
     if refusal:
         return LibraryState(name, str(path), False, refusal[0], refusal[1], build)
     try:
+        library = ctypes.CDLL(str(path))  # first, since torch's own call hides what the dynamic linker said
         torch.ops.load_library(str(path))
-        library = ctypes.CDLL(str(path))
     except OSError as error:
         reason, mend = _failure(str(error), build)
         return LibraryState(name, str(path), False, reason, mend, build)
@@ -177,19 +180,30 @@ def _load_op_library(name: str, key: str, missing: str) -> LibraryState:
 
 
 def _load_host() -> LibraryState:
-    found = sorted(_PACKAGE.glob("_host.*.so"))
-    try:
-        path = importlib.import_module("zbkernels._host").__file__ or ""
-        return LibraryState("_host", path, True, build=build_info(path))
-    except ImportError as error:
-        if not found:
-            return LibraryState(
-                "_host", None, False, "not built: this is a source tree", f"with a C++ compiler: {REBUILD}"
-            )
+    found = sorted(_PACKAGE.glob("_host.*"))
+    if not found:
+        missing = "not built: this is a source tree, or the build left it out"
+        return LibraryState("_host", None, False, missing, f"with a C++ compiler: {REBUILD}")
+    fitting = [_PACKAGE / f"_host{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    path = next((p for p in fitting if p in found), None)
+    if path is None:
         build = build_info(found[0])
-        names = ", ".join(p.name for p in found)
-        reason = f"{error} (found {names}, built with Python {build.get('python', 'of unknown version')})"
+        reason = f"{found[0].name} is for Python {build.get('python', 'of unknown version')}"
         return LibraryState("_host", str(found[0]), False, reason, REBUILD, build)
+    build = build_info(path)
+    refusal = _truncated(path)
+    if refusal:
+        return LibraryState("_host", str(path), False, refusal, REBUILD, build)
+    # By its path, so that no import hook finds another copy's.
+    spec = importlib.util.spec_from_file_location("zbkernels._host", path)
+    assert spec is not None and spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        return LibraryState("_host", str(path), False, str(error), REBUILD, build)
+    sys.modules["zbkernels._host"] = module
+    return LibraryState("_host", str(path), True, build=build)
 
 
 def _use_other_copy(name: str, path: str) -> LibraryState:
@@ -203,16 +217,34 @@ def _use_other_copy(name: str, path: str) -> LibraryState:
     return LibraryState(name, path, True, reason, mend, build)
 
 
-def _refusal(build: dict[str, str]) -> tuple[str, str] | None:
+def _refusal(path: Path, build: dict[str, str]) -> tuple[str, str] | None:
     """Reason and mend where it is known beforehand that a library cannot work here."""
     if tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2]) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
         reason = f"needs torch {oldest} or newer{_versions(build)}"
         return reason, f'pip install "torch>={oldest}"'
+    truncated = _truncated(path)
+    if truncated:
+        return truncated, REBUILD
     built_for = build.get("version")
     if built_for is not None and built_for != __version__:
         return f"built for zbkernels {built_for}, while the Python files are {__version__}", REBUILD
     return None
+
+
+def _truncated(path: Path) -> str:
+    """A reason not to load a file that was cut off: the dynamic linker dies of one (SIGBUS) instead of refusing.
+
+    The ELF header tells where its last part, the table of sections, ends. Other files are left to the linker.
+    """
+    with path.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":  # 64-bit, little endian
+        return ""
+    (offset,) = struct.unpack_from("<Q", header, 40)
+    size, count = struct.unpack_from("<HH", header, 58)
+    expected, got = offset + size * count, path.stat().st_size
+    return f"the file is cut off: expected {expected} bytes, got {got}" if got < expected else ""
 
 
 def _names_taken(key: str) -> tuple[str, str] | None:

@@ -1,0 +1,41 @@
+"""zbkernels: kernels and tools for bias-free (zero-bias) neural networks.
+
+The ops are here and under ``torch.ops.zb``; drop-in layers are in :mod:`zbkernels.nn`. ``zb doctor`` on the
+command line says what is built, loaded and used on this machine.
+"""
+
+from zbkernels import _loader
+from zbkernels._version import __version__
+
+_loader.load()  # before the ops: a library defines them from C++, Python adds only what is missing
+
+from zbkernels import nn  # noqa: E402
+from zbkernels.ops import (  # noqa: E402
+    conv_relu_pool2d,
+    conv_relu_pool2d_nap,
+    explain,
+    get_conv_precision,
+    last_kernel,
+    linear_relu,
+    linear_relu_nap,
+    nap_pack,
+    nap_unpack,
+    set_conv_precision,
+    use_backend,
+)
+
+__all__ = [
+    "__version__",
+    "conv_relu_pool2d",
+    "conv_relu_pool2d_nap",
+    "explain",
+    "get_conv_precision",
+    "last_kernel",
+    "linear_relu",
+    "linear_relu_nap",
+    "nap_pack",
+    "nap_unpack",
+    "nn",
+    "set_conv_precision",
+    "use_backend",
+]

@@ -1,0 +1,33 @@
+"""The ops: one module each holds schema, checks, reference, fake, autograd, vmap, samples and public function."""
+
+from zbkernels.ops._backend import (
+    explain,
+    get_conv_precision,
+    last_kernel,
+    set_conv_precision,
+    use_backend,
+)
+from zbkernels.ops._op import OPS, Op, Sample
+from zbkernels.ops.nap_pack import nap_pack
+from zbkernels.ops.nap_unpack import nap_unpack
+from zbkernels.ops.linear_relu import linear_relu
+from zbkernels.ops.linear_relu_nap import linear_relu_nap
+from zbkernels.ops.conv_relu_pool2d import conv_relu_pool2d
+from zbkernels.ops.conv_relu_pool2d_nap import conv_relu_pool2d_nap
+
+__all__ = [
+    "OPS",
+    "Op",
+    "Sample",
+    "conv_relu_pool2d",
+    "conv_relu_pool2d_nap",
+    "explain",
+    "get_conv_precision",
+    "last_kernel",
+    "linear_relu",
+    "linear_relu_nap",
+    "nap_pack",
+    "nap_unpack",
+    "set_conv_precision",
+    "use_backend",
+]

@@ -1,0 +1,191 @@
+"""Which kernel runs: ``use_backend``, ``explain``, ``last_kernel`` and the switch for convolution precision."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import threading
+import time
+from typing import Any
+
+import torch
+
+from zbkernels import _loader
+from zbkernels.ops._op import OPS, Kernel, Op
+
+BACKENDS = ("auto", "reference", "cpu", "cuda", "triton")
+
+_wanted = "auto"
+_last = threading.local()
+
+
+class use_backend:
+    """Run every following op on one backend; ``"auto"`` goes back to the package's own choice.
+
+    ``zb.use_backend("triton")`` holds for the process until the next call; ``with zb.use_backend("triton"):``
+    holds for the block. A call that the backend can't run raises with the reason, so a forced backend never
+    falls back in silence.
+
+    Raises:
+        ValueError: the name is none of ``auto``, ``reference``, ``cpu``, ``cuda``, ``triton``.
+    """
+
+    def __init__(self, name: str) -> None:
+        global _wanted
+        if name not in BACKENDS:
+            raise ValueError(f"use_backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
+        self._before = _wanted
+        _wanted = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        global _wanted
+        _wanted = self._before
+
+
+def forced_kernel(op: Op, *args: Any, **kwargs: Any) -> Kernel | None:
+    """The kernel that ``use_backend`` asks for, or None where ``torch.ops.zb`` dispatches to the right one.
+
+    Raises:
+        RuntimeError: the asked backend can't run this call.
+    """
+    if _wanted == "auto":
+        return None
+    kernel = next((k for k in op.kernels if k.name == _wanted), None)
+    if kernel is None:
+        raise RuntimeError(f"{op.name}: backend {_wanted!r} has no kernel for this op")
+    reason = kernel.can_run(*args, **kwargs)
+    if reason is None and not kernel.registered and torch._C._are_functorch_transforms_active():
+        reason = "torch.func transforms see through the op only with backend 'auto'"
+    if reason is not None:
+        raise RuntimeError(f"{op.name}: backend {_wanted!r} can't run this call: {reason}")
+    return None if kernel.registered else kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """For each kernel of an op: ``"chosen"``, or the reason why it isn't."""
+
+    op: str
+    verdicts: dict[str, str]
+
+    @property
+    def chosen(self) -> str:
+        return next((name for name, verdict in self.verdicts.items() if verdict == "chosen"), "none")
+
+    def __str__(self) -> str:
+        width = max(map(len, self.verdicts))
+        lines = [f"  {name:<{width}}  {verdict}" for name, verdict in self.verdicts.items()]
+        return "\n".join([f"{self.op}:", *lines])
+
+    __repr__ = __str__
+
+
+def explain(op: str | Any, *args: Any, **kwargs: Any) -> Explanation:
+    """Say which kernel would run ``op(*args, **kwargs)`` now, and for each other one why not.
+
+    ``op`` is an op's name or its public function. Nothing is run.
+
+    Raises:
+        ValueError: there is no op of that name; or what the op's own check raises for bad arguments.
+    """
+    name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
+    if name not in OPS or OPS[name].public is None:
+        public = ", ".join(n for n, o in OPS.items() if o.public is not None)
+        raise ValueError(f"explain: expected one of {public}, got {name!r}")
+    record = OPS[name]
+    if record.normalise is not None:
+        args, kwargs = record.normalise(*args, **kwargs)
+    verdicts: dict[str, str] = {}
+    for kernel in record.kernels:
+        reason = kernel.can_run(*args, **kwargs)
+        if reason is None and _wanted not in ("auto", kernel.name):
+            reason = f"use_backend({_wanted!r}) is in force"
+        if reason is None and "chosen" in verdicts.values():
+            reason = "can run, but a kernel above comes first"
+        verdicts[kernel.name] = reason or "chosen"
+    return Explanation(name, verdicts)
+
+
+def note_kernel(name: str) -> None:
+    """Remember, for :func:`last_kernel`, that a Python-side kernel ran in this thread."""
+    _last.value = (time.monotonic_ns(), name)
+
+
+def last_kernel() -> str:
+    """The kernel that ran in this thread's last op, e.g. ``"cpu: direct avx512"``; ``""`` before any.
+
+    Each pass counts as a call of its own: after ``loss.backward()`` on a CPU it is the backward's kernel.
+    """
+    stamps = [getattr(_last, "value", (0, ""))]
+    stamps += _loader.last_kernels()
+    return max(stamps)[1]
+
+
+def set_conv_precision(precision: str) -> None:
+    """Choose how float32 convolutions may be summed, for the whole process.
+
+    ``"high"`` (the default) allows algorithms with fewer operations (Winograd), with an error of at most 1e-5
+    of the result's norm. ``"highest"`` sums directly, in one order.
+
+    Raises:
+        ValueError: any other word.
+    """
+    if precision not in ("high", "highest"):
+        raise ValueError(f"set_conv_precision: expected 'high' or 'highest', got {precision!r}")
+    global _precision
+    _precision = precision
+    _loader.set_highest_precision(precision == "highest")
+
+
+def get_conv_precision() -> str:
+    """``"high"`` or ``"highest"``: what :func:`set_conv_precision` set."""
+    return _precision
+
+
+_precision = "high"
+
+
+def library_kernel(device: str) -> Kernel:
+    """The compiled kernels for ``device`` ("cpu" or "cuda"), which stand at that dispatcher key."""
+    library = f"_C_{device}"
+
+    def can_run(x: Any, *args: Any, **kwargs: Any) -> str | None:
+        if x.device.type != device:
+            return f"the tensors are on {x.device}"
+        state = _loader.libraries()[library]
+        return None if state.loaded else f"{library} is not loaded: {state.reason}"
+
+    return Kernel(device, can_run, registered=True)
+
+
+def triton_kernel(module: str, run: Any) -> Kernel:
+    """The kernels of ``zbkernels.triton.<module>``, imported only when they are asked for."""
+
+    def can_run(x: Any, *args: Any, **kwargs: Any) -> str | None:
+        if x.device.type != "cuda" and not os.environ.get("TRITON_INTERPRET"):
+            return f"the tensors are on {x.device} (Triton runs there only with TRITON_INTERPRET=1)"
+        try:
+            kernels = importlib.import_module(f"zbkernels.triton.{module}")
+        except ImportError as error:
+            return f"Triton can't be imported: {error}"
+        return kernels.can_run(x, *args, **kwargs)
+
+    return Kernel("triton", can_run, run)
+
+
+def triton_function(module: str, name: str) -> Any:
+    """``zbkernels.triton.<module>.<name>``, imported at its first call."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        note_kernel(f"triton: {module}.{name}")
+        return getattr(importlib.import_module(f"zbkernels.triton.{module}"), name)(*args, **kwargs)
+
+    return call
+
+
+def reference_kernel(run: Any) -> Kernel:
+    return Kernel("reference", lambda *args, **kwargs: None, run)

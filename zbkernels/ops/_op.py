@@ -1,0 +1,170 @@
+"""What every op module does with its parts: define, register, remember.
+
+An op module holds the contract (schema, check, reference, fake, samples, public function) and hands it to
+:func:`register` here. Compiled libraries add kernels for their own dispatcher key before that; everything in
+this file works without them, on the pure-torch reference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+# Kept for the life of the process: a Library object takes its registrations back when it dies.
+_library = torch.library.Library("zb", "FRAGMENT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One call of an op that its tests must make: ``op(*args, **kwargs)``.
+
+    ``smooth`` is False where the call sits on a kink (a tie, a zero, a NaN), so that finite differences say
+    nothing about its gradient.
+    """
+
+    label: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    smooth: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One way to run an op. ``can_run`` takes the op's arguments and returns None, or the reason why not.
+
+    ``registered`` kernels are what ``torch.ops.zb`` dispatches to; the others are called through ``run``,
+    whose meaning is the op module's own (a function, or a forward and a backward).
+    """
+
+    name: str
+    can_run: Callable[..., str | None]
+    run: Any = None
+    registered: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An op as the tests, ``zb.explain`` and ``zb doctor`` see it."""
+
+    name: str
+    schema: str
+    reference: Callable[..., Any]
+    samples: Callable[..., Iterable[Sample]]
+    public: Callable[..., Any] | None = None
+    kernels: tuple[Kernel, ...] = ()
+    normalise: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+
+    @property
+    def overload(self) -> Any:
+        return getattr(torch.ops.zb, self.name).default
+
+
+OPS: dict[str, Op] = {}
+
+
+def below_autograd() -> Any:
+    """Context in which an op goes straight to its device kernel, past autograd."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def transforms_active(*tensors: torch.Tensor) -> bool:
+    """Whether a torch.func transform or forward-mode AD wants to see inside the op.
+
+    The reference is then taken: it is made of torch ops that every transform knows. A custom op would raise
+    there, or (forward mode) give a silent zero tangent.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if torch.autograd.forward_ad._current_level < 0:
+        return False
+    return any(torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def needs_grad(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def is_defined(name: str) -> bool:
+    try:
+        getattr(torch.ops.zb, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def register(
+    op: Op,
+    *,
+    fake: Callable[..., Any],
+    vmap: Callable[..., Any],
+    autograd: Callable[..., Any] | None = None,
+    autocast: bool = False,
+    cuda_fallback: Callable[..., Any] | None = None,
+) -> None:
+    """Give the dispatcher everything about ``op`` that Python knows.
+
+    ``autograd`` takes the op's arguments and is called above the device kernels; None where no output has a
+    gradient. ``cuda_fallback`` stands at the CUDA key where no compiled kernel does.
+    """
+    if not is_defined(op.name):
+        _library.define(op.schema)
+    qualified = f"zb::{op.name}"
+    _library.impl(op.name, op.reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified, fake, lib=_library)
+    torch.library.register_vmap(qualified, vmap, lib=_library)
+    if autograd is not None:
+        _library.impl(op.name, autograd, "Autograd")
+    if autocast:
+        for device in ("cpu", "cuda"):
+            _library.impl(op.name, _autocast_rule(op.overload, device), f"Autocast{device.upper()}")
+    has_cuda = torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CUDA")
+    if cuda_fallback is not None and not has_cuda:
+        _library.impl(op.name, cuda_fallback, "CUDA")
+    OPS[op.name] = op
+
+
+def cast_for_autocast(device: str, args: Iterable[Any]) -> Iterator[Any]:
+    """Floating tensors of ``args`` in autocast's dtype; float64 stays, as in torch's own rules."""
+    dtype = torch.get_autocast_dtype(device)
+    for a in args:
+        eligible = isinstance(a, torch.Tensor) and a.is_floating_point() and a.dtype != torch.float64
+        yield a.to(dtype) if eligible and a.device.type == device else a
+
+
+def autocast_operands(x: Any, weight: Any) -> tuple[Any, Any]:
+    """The two operands as autocast would hand them to the op; unchanged outside autocast."""
+    if isinstance(x, torch.Tensor) and torch.is_autocast_enabled(x.device.type):
+        x, weight = cast_for_autocast(x.device.type, (x, weight))
+    return x, weight
+
+
+def _autocast_rule(overload: Any, device: str) -> Callable[..., Any]:
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return overload(*cast_for_autocast(device, args), **kwargs)
+
+    return rule
+
+
+def vmap_by_loop(name: str) -> Callable[..., Any]:
+    """The batching rule that is right for any op: one call for each element, results stacked."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+        overload = OPS[name].overload
+        results = []
+        for i in range(info.batch_size):
+            picked = [a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)]
+            results.append(overload(*picked, **kwargs))
+        if isinstance(results[0], torch.Tensor):
+            return torch.stack(results), 0
+        stacked = tuple(torch.stack(column) for column in zip(*results, strict=True))
+        return stacked, (0,) * len(stacked)
+
+    return rule

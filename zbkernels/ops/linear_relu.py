@@ -1,0 +1,219 @@
+"""``linear_relu``: a bias-free linear layer and its activation, and the autograd it shares with the NAP form.
+
+The output tells everything the backward needs (the sign of the pre-activation), so nothing else is saved.
+The backward is torch's own activation gradient and two matrix products on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from zbkernels.ops import _backend
+from zbkernels.ops._op import (
+    FLOATING,
+    Op,
+    Sample,
+    autocast_operands,
+    below_autograd,
+    needs_grad,
+    register,
+    transforms_active,
+)
+
+SCHEMA = "linear_relu(Tensor x, Tensor weight, float negative_slope=0.0) -> Tensor"
+
+
+def check(op: str, x: Any, weight: Any, negative_slope: Any) -> None:
+    for name, t in (("x", x), ("weight", weight)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{op}: expected {name} to be a tensor, got {type(t).__name__}")
+        if t.dtype not in FLOATING:
+            raise TypeError(
+                f"{op}: expected {name} of dtype float32, float64, float16 or bfloat16, got {t.dtype}"
+            )
+        if t.layout != torch.strided:
+            raise TypeError(f"{op}: expected {name} to be a dense (strided) tensor, got {t.layout}")
+    if x.dtype != weight.dtype:
+        raise TypeError(f"{op}: expected x and weight of one dtype, got {x.dtype} and {weight.dtype}")
+    if x.device != weight.device:
+        raise ValueError(f"{op}: expected x and weight on one device, got {x.device} and {weight.device}")
+    if weight.dim() != 2:
+        raise ValueError(f"{op}: expected weight of shape [out, in], got {list(weight.shape)}")
+    if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"{op}: expected x of shape [..., in] with in = {weight.shape[1]} of weight {list(weight.shape)}, "
+            f"got {list(x.shape)}"
+        )
+    if not isinstance(negative_slope, (int, float)) or not 0 <= negative_slope <= 1:
+        raise ValueError(f"{op}: expected 0 <= negative_slope <= 1, got {negative_slope!r}")
+
+
+def activation(pre: torch.Tensor, negative_slope: float) -> torch.Tensor:
+    """relu at slope 0 (leaky_relu would turn -inf into NaN there), leaky_relu above, nothing at 1."""
+    if negative_slope == 0:
+        return torch.relu(pre)
+    return pre if negative_slope == 1 else torch.nn.functional.leaky_relu(pre, negative_slope)
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> torch.Tensor:
+    check("linear_relu", x, weight, negative_slope)
+    _backend.note_kernel("reference")
+    return activation(torch.nn.functional.linear(x, weight), negative_slope)
+
+
+def fake(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> torch.Tensor:
+    check("linear_relu", x, weight, negative_slope)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def vmap(
+    info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0
+) -> tuple[torch.Tensor, int]:
+    if in_dims[1] is None:
+        return torch.ops.zb.linear_relu(x.movedim(in_dims[0], 0), weight, negative_slope), 0
+    rows = x if in_dims[0] is None else x.movedim(in_dims[0], 0)
+    rows = rows.expand(info.batch_size, *rows.shape) if in_dims[0] is None else rows
+    weights = weight.movedim(in_dims[1], 0)
+    return torch.stack([torch.ops.zb.linear_relu(a, b, negative_slope) for a, b in zip(rows, weights)]), 0
+
+
+# (x, weight, slope, need_sig) -> (y, sig); sig is empty where it isn't needed.
+Forward = Callable[[torch.Tensor, torch.Tensor, float, bool], tuple[torch.Tensor, torch.Tensor]]
+
+
+class LinearReLUFunction(torch.autograd.Function):
+    """Differentiates any forward kernel; the gradient of the gradient comes out of the torch ops below."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: Forward, x: torch.Tensor, weight: torch.Tensor, slope: float, need_sig: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y, sig = kernel(x, weight, slope, need_sig)
+        ctx.slope = slope
+        ctx.save_for_backward(x, weight, y)
+        ctx.mark_non_differentiable(sig)
+        return y, sig
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _grad_sig: Any) -> tuple[Any, ...]:
+        x, weight, y = ctx.saved_tensors
+        if ctx.slope == 0:
+            grad = torch.ops.aten.threshold_backward(
+                grad, y, 0
+            )  # keeps the gradient where y is NaN, as torch's
+        elif ctx.slope != 1:
+            grad = torch.ops.aten.leaky_relu_backward(grad, y, ctx.slope, True)
+        grad_x = grad @ weight if ctx.needs_input_grad[1] else None
+        grad_weight = None
+        if ctx.needs_input_grad[2]:
+            grad_weight = grad.reshape(-1, weight.shape[0]).t() @ x.reshape(-1, weight.shape[1])
+        return None, grad_x, grad_weight, None, None
+
+
+def registered_forward(
+    x: torch.Tensor, weight: torch.Tensor, slope: float, need_sig: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with below_autograd():
+        if need_sig:
+            return torch.ops.zb.linear_relu_nap(x, weight, slope)
+        return torch.ops.zb.linear_relu(x, weight, slope), x.new_empty(0, dtype=torch.int64)
+
+
+def autograd(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> torch.Tensor:
+    if transforms_active(x, weight):
+        return reference(x, weight, negative_slope)
+    if needs_grad(x, weight):
+        return LinearReLUFunction.apply(registered_forward, x, weight, negative_slope, False)[0]
+    return registered_forward(x, weight, negative_slope, False)[0]
+
+
+def samples(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[Sample]:
+    g = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g).to(device, dtype)
+
+    yield Sample("plain", (draw(5, 7), draw(70, 7)))
+    yield Sample("slope 0.1", (draw(5, 7), draw(9, 7), 0.1))
+    yield Sample("slope 1", (draw(5, 7), draw(9, 7), 1.0))
+    yield Sample("one input", (draw(7), draw(9, 7)))
+    yield Sample("leading dimensions", (draw(2, 3, 7), draw(64, 7)))
+    yield Sample("one feature", (draw(5, 1), draw(1, 1)))
+    yield Sample("transposed", (draw(7, 5).t(), draw(7, 9).t(), 0.1))
+    yield Sample("every other column", (draw(5, 14)[:, ::2], draw(9, 14)[:, ::2]))
+    yield Sample("expanded", (draw(1, 7).expand(4, 7), draw(1, 7).expand(9, 7)))
+    yield Sample("odd storage offset", (draw(5 * 7 + 3)[3:].view(5, 7), draw(9 * 7 + 1)[1:].view(9, 7)))
+    yield Sample("no rows", (draw(0, 7), draw(9, 7)))
+    yield Sample("no features", (draw(5, 0), draw(9, 0)), smooth=False)
+    yield Sample("no units", (draw(5, 7), draw(0, 7)))
+    rows = torch.tensor([[1.0], [-1.0], [0.0], [-0.0], [float("nan")], [float("inf")], [-float("inf")]])
+    one = torch.ones(3, 1, device=device, dtype=dtype)
+    yield Sample("zeros, NaN, inf", (rows.to(device, dtype), one), smooth=False)
+    yield Sample("zeros, NaN, inf with slope", (rows.to(device, dtype), one, 0.5), smooth=False)
+    yield Sample("wider", (draw(33, 100), draw(130, 100)))
+
+
+def linear_relu(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> torch.Tensor:
+    """``act(x @ weight.T)``: one hidden layer of a bias-free network (equation 5 of the zero-bias paper).
+
+    Args:
+        x: [..., in], float32, float64, float16 or bfloat16, any strides.
+        weight: [out, in], of x's dtype and device.
+        negative_slope: in [0, 1]; 0 is ReLU, 1 the identity (a network's last layer).
+
+    Returns:
+        [..., out], of x's dtype.
+
+    Raises:
+        TypeError: not tensors of one of these dtypes.
+        ValueError: shapes or devices that don't fit, or a slope outside [0, 1].
+    """
+    x, weight = autocast_operands(x, weight)
+    check("linear_relu", x, weight, negative_slope)
+    kernel = _backend.forced_kernel(OP, x, weight, negative_slope)
+    if kernel is None:
+        return torch.ops.zb.linear_relu(x, weight, negative_slope)
+    return run_kernel(kernel.run, x, weight, negative_slope, False)[0]
+
+
+def run_kernel(
+    forward: Forward, x: torch.Tensor, weight: torch.Tensor, slope: float, need_sig: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A forward kernel outside the dispatcher, with gradients where they are wanted."""
+    if needs_grad(x, weight):
+        return LinearReLUFunction.apply(forward, x, weight, slope, need_sig)
+    return forward(x, weight, slope, need_sig)
+
+
+def _reference_forward(
+    x: torch.Tensor, weight: torch.Tensor, slope: float, need_sig: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y = reference(x, weight, slope)
+    from zbkernels.ops.nap_pack import pack_last
+
+    return y, pack_last(y > 0) if need_sig else x.new_empty(0, dtype=torch.int64)
+
+
+def _triton_forward(
+    x: torch.Tensor, weight: torch.Tensor, slope: float, need_sig: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _backend.triton_function("linear_relu", "forward")(x, weight, slope, need_sig=need_sig)
+
+
+KERNELS = (
+    _backend.library_kernel("cpu"),
+    _backend.library_kernel("cuda"),
+    _backend.triton_kernel("linear_relu", _triton_forward),
+    _backend.reference_kernel(_reference_forward),
+)
+
+
+def _cuda_fallback(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> torch.Tensor:
+    return _triton_forward(x, weight, negative_slope, False)[0]
+
+
+OP = Op("linear_relu", SCHEMA, reference, samples, public=linear_relu, kernels=KERNELS)
+register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)
