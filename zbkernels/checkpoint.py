@@ -1,7 +1,7 @@
 """Training checkpoints: tensors in safetensors, everything else in ``checkpoint.json`` beside them.
 
-The JSON file names the tensor file that belongs to it and is renamed into place last, so whenever a run is cut
-off, the folder holds one whole checkpoint: the new one or the one before.
+The JSON file names the tensor file that belongs to it and is renamed into place last, so whenever a run is
+cut off, the folder holds one whole checkpoint: the new one or the one before.
 """
 
 from __future__ import annotations
@@ -64,7 +64,12 @@ def save(
     with replacing(folder / name) as temporary:
         # safetensors stores dense row-major data only; load() restores the memory format from the parameter.
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary)
-    index = {"tensors": name, "optimizer_numbers": numbers, "param_groups": state["param_groups"], "meta": meta}
+    index = {
+        "tensors": name,
+        "optimizer_numbers": numbers,
+        "param_groups": state["param_groups"],
+        "meta": meta,
+    }
     write_json(folder / _INDEX, index)
     for old in folder.glob("epoch-*.safetensors"):
         if old.name != name:
@@ -107,7 +112,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
 
 
 def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    """``value`` with the strides of ``parameter``: other strides take other vector paths and round differently."""
+    """``value`` with the strides of ``parameter``: other strides take other code paths, which may round."""
     if value.shape != parameter.shape:
         return value
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

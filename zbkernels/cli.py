@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +21,15 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="zbkernels: fast bias-free ReLU networks. Experiments, benchmarks, and a check of this installation.",
+    help="zbkernels, fast bias-free ReLU networks: experiments, benchmarks, a check of the installation.",
 )
 _console = Console()
 _errors = Console(stderr=True)
 
 Seeds = Annotated[str | None, typer.Option(help="Comma-separated seeds instead of the preset's: 0,1,2")]
-Data = Annotated[Path | None, typer.Option(help="Folder of the image sets, in torchvision's layout [ZBKERNELS_DATA]")]
+Data = Annotated[
+    Path | None, typer.Option(help="Folder of the image sets, in torchvision's layout [ZBKERNELS_DATA]")
+]
 
 
 @app.command("list")
@@ -55,9 +58,13 @@ def run(
     data: Data = None,
     out: Annotated[Path, typer.Option(help="Results go to OUT/NAME-PRESET")] = Path("out"),
     seeds: Seeds = None,
-    variant: Annotated[list[str] | None, typer.Option(help="Only this kind of network (may be repeated)")] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="Only this kind of network (may be repeated)")
+    ] = None,
     form: Annotated[str, typer.Option(help="Zero-bias networks on fused or plain layers")] = "fused",
-    time_epoch: Annotated[bool, typer.Option("--time-epoch", help="Also time one epoch in each form")] = False,
+    time_epoch: Annotated[
+        bool, typer.Option("--time-epoch", help="Also time one epoch in each form")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over, whatever is there")] = False,
 ) -> None:
     """Run an experiment. A run that was cut off goes on; a finished one is shown, not repeated."""
@@ -94,14 +101,16 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder of the figure")] = Path("out/demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of both networks")] = 0,
 ) -> None:
-    """Train two small networks on scikit-learn's digits and show what dropping the bias brings (under 2 minutes)."""
+    """Train two small networks on scikit-learn's digits and show what dropping the bias brings."""
     with _one_line_errors():
         from zbkernels.demo import main as run_demo
 
         run_demo(out, seed, _console)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
 def bench(context: typer.Context) -> None:
     """Time the ops against their competitors; the options are those of `zb bench --help`."""
     with _one_line_errors():
@@ -151,7 +160,7 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Turn the errors that are the user's to mend into one line and exit code 1; let real faults show themselves."""
+    """Turn errors that are the user's to mend into one line and exit code 1; other faults show as they are."""
     from zbkernels.checkpoint import CheckpointError
     from zbkernels.data import DataError
     from zbkernels.experiments import ExperimentError
@@ -163,10 +172,17 @@ def _one_line_errors() -> Iterator[None]:
     except (DataError, ExperimentError, ReportError, TrainingError, CheckpointError) as error:
         _fail(str(error), 1)
     except ModuleNotFoundError as error:
-        extra = "bench" if (error.name or "") in {"onnxruntime", "openvino", "pytest_benchmark"} else "experiments"
+        extra = (
+            "bench"
+            if (error.name or "") in {"onnxruntime", "openvino", "pytest_benchmark"}
+            else "experiments"
+        )
         if (error.name or "").startswith("zbkernels"):
             raise
         _fail(f"{error.name} is not installed: pip install 'zbkernels[{extra}]'", 1)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the interpreter's last flush
+        raise typer.Exit(141) from None
     except OSError as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:

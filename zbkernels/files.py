@@ -13,7 +13,8 @@ from typing import Any
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it to ``path`` when the block succeeds, delete it otherwise.
+    """Yield a temporary path beside ``path``; rename it to ``path`` when the block succeeds, delete it
+    otherwise.
 
     The temporary name keeps the suffix of ``path``, since writers such as matplotlib go by it.
     """

@@ -1,4 +1,4 @@
-"""What every report shares: verdicts on claims, Markdown tables, and redrawing a run from its metrics.json."""
+"""What every report shares: verdicts on claims, Markdown tables, redrawing a run from its metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Verdict:
 
 
 def judge(gap: float, tolerance: float, spread: float | None) -> str:
-    """The verdict on "two numbers agree": within ``tolerance``, else within two standard deviations of the seeds.
+    """The verdict on "two numbers agree": within ``tolerance``, else within two standard deviations of the
+    seeds.
 
     Args:
         gap: the difference of the two numbers; its sign does not matter.
@@ -64,7 +65,8 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
 
 
 def report(folder: Path) -> list[tuple[Path, str]]:
-    """Write table.md and figure.png again, from metrics.json, for the run in ``folder`` or each run inside it.
+    """Write table.md and figure.png again, from metrics.json, for the run in ``folder`` or each run inside
+    it.
 
     Returns:
         The folders and their tables.
@@ -77,16 +79,24 @@ def report(folder: Path) -> list[tuple[Path, str]]:
 
     if not folder.is_dir():
         raise ReportError(f"{folder}: no such folder")
-    runs = [path.parent for path in (folder / "metrics.json", *sorted(folder.glob("*/metrics.json"))) if path.exists()]
+    runs = [
+        path.parent
+        for path in (folder / "metrics.json", *sorted(folder.glob("*/metrics.json")))
+        if path.exists()
+    ]
     if not runs:
-        raise ReportError(f"{folder}: no finished run here or one level below (a finished run has metrics.json)")
+        raise ReportError(
+            f"{folder}: no finished run here or one level below (a finished run has metrics.json)"
+        )
     tables = []
     for path in runs:
         try:
             metrics = read_json(path / "metrics.json")
             experiment = get(metrics["experiment"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ReportError(f"{path / 'metrics.json'}: not the metrics of an experiment ({error})") from error
+            raise ReportError(
+                f"{path / 'metrics.json'}: not the metrics of an experiment ({error})"
+            ) from error
         write_report(experiment, path, metrics)
         tables.append((path, experiment.table(metrics)))
     return tables

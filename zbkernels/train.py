@@ -1,5 +1,8 @@
-"""The training loop: seeded, checkpointed each epoch, and resumed so that the result is the uncut run's, bit for
-bit (same machine, torch, thread count)."""
+"""The training loop: seeded, with a checkpoint each epoch.
+
+A run that was cut off and is continued gives the uncut run's result bit for bit, on the same machine with the same
+torch and the same number of threads.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,8 @@ def train(
         say: receives a line of text where the user should know something.
 
     Raises:
-        TrainingError: the loss is not finite, or the checkpoint in ``folder`` belongs to another configuration.
+        TrainingError: the loss is not finite, or the checkpoint in ``folder`` belongs to another
+            configuration.
         CheckpointError: the checkpoint in ``folder`` is broken.
         ValueError: an unknown optimizer or memory format.
     """
@@ -178,7 +182,11 @@ def evaluate(
 
 @torch.inference_mode()
 def predict_logits(
-    model: nn.Module, images: Tensor, *, scale: float = 1.0, memory_format: torch.memory_format = torch.contiguous_format
+    model: nn.Module,
+    images: Tensor,
+    *,
+    scale: float = 1.0,
+    memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
     """Logits ``[N, classes]`` of ``scale * images``, in evaluation mode and in batches."""
     was_training = model.training
@@ -195,8 +203,8 @@ def _check_finite(losses: Tensor, number: int, config: TrainConfig) -> None:
     if len(bad):
         at = int(bad[0])
         raise TrainingError(
-            f"the loss is {float(losses[at])} at epoch {number}, batch {at + 1} ({config.optimizer}, lr {config.lr}): "
-            "expected a finite number; a smaller learning rate may help. The last checkpoint is kept"
+            f"the loss is {float(losses[at])} at epoch {number}, batch {at + 1} ({config.optimizer}, "
+            f"lr {config.lr}): expected a finite number; a smaller learning rate may help"
         )
 
 
@@ -214,10 +222,16 @@ def _resume(
     wanted, got = asdict(config), meta["config"]
     differing = [key for key in wanted if key != "epochs" and wanted[key] != got.get(key)]
     if differing or len(meta["history"]) > config.epochs:
-        said = ", ".join(f"{key} {got.get(key)} instead of {wanted[key]}" for key in differing) or "more epochs"
+        said = (
+            ", ".join(f"{key} {got.get(key)} instead of {wanted[key]}" for key in differing) or "more epochs"
+        )
         raise TrainingError(f"{found.folder}: the checkpoint was made with {said}; --force starts over")
     now = _surroundings(device)
-    changed = [f"{key} {meta['surroundings'].get(key)} then, {now[key]} now" for key in now if meta["surroundings"].get(key) != now[key]]
+    changed = [
+        f"{key} {meta['surroundings'].get(key)} then, {now[key]} now"
+        for key in now
+        if meta["surroundings"].get(key) != now[key]
+    ]
     if changed and say is not None:
         say(f"resumed under other conditions, so not bit for bit an uncut run: {', '.join(changed)}")
     checkpoints.restore(found, model, optimizer)

@@ -13,7 +13,16 @@ from zbkernels.data.dataset import DataError, Dataset, Split
 from zbkernels.data.digits import load_digits
 from zbkernels.data.mnist import load_fashion_mnist, load_mnist
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Split", "load", "load_digits", "load_fashion_mnist", "load_mnist"]
+__all__ = [
+    "DATASETS",
+    "DataError",
+    "Dataset",
+    "Split",
+    "load",
+    "load_digits",
+    "load_fashion_mnist",
+    "load_mnist",
+]
 
 DATASETS: dict[str, Callable[[str | Path | None], Dataset]] = {
     "mnist": load_mnist,

@@ -81,11 +81,13 @@ def data_root(root: str | Path | None) -> Path:
     given = str(root) if root is not None else os.environ.get(DATA_VARIABLE, "")
     if not given:
         raise DataError(
-            f"no data folder is given: pass --data DIR or set {DATA_VARIABLE} to a folder in torchvision's layout "
-            "(DIR/MNIST/raw, DIR/FashionMNIST/raw)"
+            f"no data folder is given: pass --data DIR or set {DATA_VARIABLE} to a folder in torchvision's "
+            "layout (DIR/MNIST/raw, DIR/FashionMNIST/raw); the preset smoke needs none"
         )
     path = Path(given).expanduser()
     if not path.is_dir():
         origin = "--data" if root is not None else DATA_VARIABLE
-        raise DataError(f"{path}: {origin} must name a folder, and there is {'a file' if path.exists() else 'nothing'}")
+        raise DataError(
+            f"{path}: {origin} must name a folder, and there is {'a file' if path.exists() else 'nothing'}"
+        )
     return path

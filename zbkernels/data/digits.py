@@ -25,7 +25,7 @@ def load_digits(root: str | Path | None = None) -> Dataset:
     except ImportError as error:
         raise DataError("the digits come with scikit-learn: pip install 'zbkernels[experiments]'") from error
     bunch = sklearn_digits()
-    images = torch.from_numpy(bunch.images).float().div_(16).unsqueeze(1)  # [1797, 1, 8, 8], pixels were 0..16
+    images = torch.from_numpy(bunch.images).float().div_(16).unsqueeze(1)  # [1797, 1, 8, 8]; were 0 to 16
     labels = torch.from_numpy(bunch.target).long()
     is_test = torch.arange(len(labels)) % TEST_EVERY == 0
     return Dataset(

@@ -1,8 +1,8 @@
 """One idx file (the format of MNIST), checked from its first byte to its last.
 
-Layout: ``00 00 TT DD`` (TT the element type, 08 = unsigned byte; DD the number of dimensions), then DD sizes as
-big-endian 32-bit integers, then the elements. 2051 = 0x00000803 opens a file of images, 2049 = 0x00000801 one of
-labels.
+Layout: ``00 00 TT DD`` (TT the element type, 08 = unsigned byte; DD the number of dimensions), then DD sizes
+as big-endian 32-bit integers, then the elements. 2051 = 0x00000803 opens a file of images, 2049 = 0x00000801
+one of labels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class IdxFile:
 
 
 def find_idx(folder: Path, name: str, source: str) -> Path:
-    """``folder/name`` or ``folder/name.gz``, whichever exists; the unpacked one first, as torchvision does."""
+    """``folder/name`` or ``folder/name.gz``; the unpacked one where both exist, as torchvision has it."""
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate
@@ -54,8 +54,8 @@ def read_idx(path: Path, magic: int, source: str) -> IdxFile:
         An array ``[N, H, W]`` of images or ``[N]`` of labels, uint8.
 
     Raises:
-        DataError: the file cannot be read, is empty, still compressed, corrupt, of another kind, or too short or
-            too long for its own header.
+        DataError: the file cannot be read, is empty, still compressed, corrupt, of another kind, or too short
+            or too long for its own header.
     """
 
     def broken(what: str) -> DataError:
@@ -68,8 +68,8 @@ def read_idx(path: Path, magic: int, source: str) -> IdxFile:
         mend = "unpack it, or give it the name it has with .gz" if path.suffix != ".gz" else "unpack it once"
         found = int.from_bytes(content[:4], "big")
         raise DataError(
-            f"{path}: expected magic {magic} ({_KIND[magic]}), got {found} (0x{found:08x}), which is a file still "
-            f"compressed by gzip: {mend}, or get it again from {source}"
+            f"{path}: expected magic {magic} ({_KIND[magic]}), got {found} (0x{found:08x}), which is a file "
+            f"still compressed by gzip: {mend}, or get it again from {source}"
         )
     if len(content) < 4:
         raise broken(f"expected an idx header of 4 bytes, got {len(content)}")

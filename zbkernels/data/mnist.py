@@ -54,7 +54,18 @@ FASHION_MNIST = IdxSet(
     unofficial_title="Fashion-MNIST (re-encoded)",
     folder="FashionMNIST/raw",
     source="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-    classes=("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    classes=(
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
     md5={
         TRAIN_IMAGES: "f4a8712d7a061bf5bd6d2ca38dc4d50a",
         TRAIN_LABELS: "9018921c3c673c538a1fc5bad174d6f9",
@@ -70,7 +81,7 @@ def load_mnist(root: str | Path | None = None) -> Dataset:
 
 
 def load_fashion_mnist(root: str | Path | None = None) -> Dataset:
-    """The 60,000 + 10,000 garments, ``[N, 1, 28, 28]``. Files that are not Zalando's own are named as such."""
+    """The 60,000 + 10,000 garments, ``[N, 1, 28, 28]``; the title says where the files are not Zalando's."""
     return load_idx_set(FASHION_MNIST, root)
 
 
@@ -118,13 +129,14 @@ def _split(published: IdxSet, folder: Path, images: str, labels: str) -> tuple[S
     y = read_idx(find_idx(folder, labels, source), LABELS_MAGIC, source)
     if len(x.array) != len(y.array):
         raise DataError(
-            f"{y.path}: expected {len(x.array)} labels, one for each image of {x.path.name}, got {len(y.array)}; "
-            f"get both again from {source}"
+            f"{y.path}: expected {len(x.array)} labels, one for each image of {x.path.name}, got "
+            f"{len(y.array)}; get both again from {source}"
         )
     largest = int(y.array.max())
     if largest >= len(published.classes):
         raise DataError(
-            f"{y.path}: expected labels 0 to {len(published.classes) - 1}, got {largest}; get it again from {source}"
+            f"{y.path}: expected labels 0 to {len(published.classes) - 1}, got {largest}; "
+            f"get it again from {source}"
         )
     pixels = torch.from_numpy(x.array.astype(np.float32) / np.float32(255)).unsqueeze(1)  # [N, 1, H, W]
     return Split(pixels, torch.from_numpy(y.array.astype(np.int64))), {images: x, labels: y}

@@ -9,7 +9,7 @@ from zbkernels.experiments.base import Experiment, ExperimentError, Preset
 
 __all__ = ["EXPERIMENTS", "Experiment", "ExperimentError", "Preset", "get"]
 
-# Name -> module. A module holds EXPERIMENT; it is imported when it is asked for, so that `zb list` stays quick.
+# Name -> module, which holds EXPERIMENT and is imported when it is asked for.
 EXPERIMENTS: dict[str, str] = {
     "table1-mnist": "zbkernels.experiments.table1_mnist",
     "table1-fashion": "zbkernels.experiments.table1_fashion",

@@ -70,7 +70,7 @@ class Experiment:
         run: does the work and returns the metrics (JSON-able).
         table: metrics -> Markdown.
         figure: metrics and a path -> a PNG file there.
-        time_epoch: measures one epoch in each form, for the metrics' "timing"; None where that makes no sense.
+        time_epoch: measures one epoch in each form, for the metrics' "timing"; None: nothing to compare.
     """
 
     name: str

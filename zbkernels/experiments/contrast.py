@@ -1,4 +1,4 @@
-"""What happens to a network's predictions when its images are multiplied by a scalar, and at the zero image."""
+"""What a network predicts when its images are multiplied by a scalar, and for the zero image."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def sweep(
     """Accuracy under each scalar, and how many predictions differ from those at scalar 1.
 
     Returns:
-        One row per scalar: ``scalar``, ``accuracy`` (%), ``changed`` (images), ``largest_changed_margin`` (over the
-        changed images, the largest gap between the two best logits at scalar 1, relative to that image's largest
-        |logit|; None where nothing changed: near 1e-6, a change is float32 rounding) and ``commonest_share`` (the
-        share, in %, of the class that is predicted most often).
+        One row per scalar: ``scalar``, ``accuracy`` (%), ``changed`` (images), ``largest_changed_margin``
+        (over the changed images, the largest gap between the two best logits at scalar 1, relative to that image's
+        largest |logit|; None where nothing changed: near 1e-6, a change is float32 rounding) and
+        ``commonest_share`` (the share, in %, of the class that is predicted most often).
     """
     logits = predict_logits(model, split.images, memory_format=memory_format)
     base = logits.argmax(1)
@@ -53,7 +53,7 @@ def sweep(
 
 @torch.inference_mode()
 def zero_image_probabilities(model: nn.Module, image_shape: tuple[int, int, int]) -> list[float]:
-    """Softmax output for the image that is 0 everywhere (Section 4 of the paper; uniform without bias, Eq. 11)."""
+    """Softmax output for the image that is 0 everywhere (Section 4 of the paper, Eq. 11)."""
     device = next(model.parameters()).device
     logits = predict_logits(model, torch.zeros(1, *image_shape, device=device))
     return logits[0].double().softmax(0).tolist()

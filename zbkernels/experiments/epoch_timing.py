@@ -1,4 +1,4 @@
-"""The time of one training epoch of a zero-bias network: fused layers against the same network on torch's layers."""
+"""The time of one training epoch of a zero-bias network, on fused layers and on torch's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zbkernels.data import Dataset
 from zbkernels.experiments.base import ExperimentError
 from zbkernels.train import TrainConfig, memory_format, new_optimizer, train_epoch
 
-TURN = 20  # batches one form trains before the next one's turn: short against the machine's slow and fast minutes
+TURN = 20  # batches that one form trains before the next one's turn: short against a machine's slow minutes
 _SAME_LOSS = 1e-4
 
 
@@ -47,7 +47,7 @@ def time_forms(forms: dict[tuple[str, str], nn.Module], data: Dataset, config: T
 
     order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(config.seed))
     turns = order.to(data.train.labels.device).split(TURN * config.batch_size)
-    for contestant in contestants:  # warm up on the first turn, with a copy's worth of state to throw away
+    for contestant in contestants:  # warm up on the first turn, then put the state back
         weights = {name: value.clone() for name, value in contestant.model.state_dict().items()}
         train_epoch(contestant.model, data.train, contestant.optimizer, contestant.config, turns[0])
         contestant.model.load_state_dict(weights)
@@ -57,7 +57,8 @@ def time_forms(forms: dict[tuple[str, str], nn.Module], data: Dataset, config: T
         for contestant in contestants[shift:] + contestants[:shift]:
             started = time.perf_counter()
             train_epoch(contestant.model, data.train, contestant.optimizer, contestant.config, turn)
-            contestant.seconds += time.perf_counter() - started  # train_epoch reads the losses, so the GPU is done
+            # train_epoch reads the losses at its end, so that a GPU is done, too
+            contestant.seconds += time.perf_counter() - started
     return {
         "images": len(data.train),
         "batch_size": config.batch_size,
@@ -66,7 +67,8 @@ def time_forms(forms: dict[tuple[str, str], nn.Module], data: Dataset, config: T
         "device": data.train.images.device.type,
         "torch": torch.__version__,
         "rows": [
-            {"form": c.form, "label": c.label, "seconds": c.seconds, "kernel": _kernels(c, data)} for c in contestants
+            {"form": c.form, "label": c.label, "seconds": c.seconds, "kernel": _kernels(c, data)}
+            for c in contestants
         ],
     }
 
@@ -76,12 +78,16 @@ def _check_equal(contestants: list[_Contestant], data: Dataset) -> None:
     images, labels = data.train.images[:count], data.train.labels[:count]
     with torch.inference_mode():
         losses = [
-            F.cross_entropy(c.model(images.to(memory_format=memory_format(c.config.memory_format))), labels).item()
+            F.cross_entropy(
+                c.model(images.to(memory_format=memory_format(c.config.memory_format))), labels
+            ).item()
             for c in contestants
         ]
     if max(losses) - min(losses) > _SAME_LOSS * max(losses):
         said = ", ".join(f"{c.label}: {loss:.6f}" for c, loss in zip(contestants, losses, strict=True))
-        raise ExperimentError(f"the forms disagree on the loss of the first batch, nothing was timed ({said})")
+        raise ExperimentError(
+            f"the forms disagree on the loss of the first batch, nothing was timed ({said})"
+        )
 
 
 def _kernels(contestant: _Contestant, data: Dataset) -> str:

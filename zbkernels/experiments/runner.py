@@ -62,7 +62,9 @@ def run(
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.json").unlink(missing_ok=True)
-    write_json(folder / "config.json", {"settings": _json(settings), "environment": environment(context.device)})
+    write_json(
+        folder / "config.json", {"settings": _json(settings), "environment": environment(context.device)}
+    )
     started = time.perf_counter()
     with progress:
         metrics = experiment.run(context)
@@ -109,7 +111,9 @@ def _settings(
     form: str,
 ) -> RunSettings:
     if preset not in experiment.presets:
-        raise ExperimentError(f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}")
+        raise ExperimentError(
+            f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}"
+        )
     unknown = [variant for variant in variants or () if variant not in experiment.variants]
     if unknown:
         raise ExperimentError(
@@ -119,8 +123,12 @@ def _settings(
         raise ExperimentError(f"unknown form {form!r}; known: {', '.join(FORMS)}")
     chosen = experiment.presets[preset].seeds if seeds is None else seeds
     if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0:
-        raise ExperimentError(f"expected different seeds, 0 or larger, got {','.join(map(str, chosen)) or 'none'}")
-    return RunSettings(experiment.name, preset, chosen, _device(device), variants or experiment.variants, form)
+        raise ExperimentError(
+            f"expected different seeds, 0 or larger, got {','.join(map(str, chosen)) or 'none'}"
+        )
+    return RunSettings(
+        experiment.name, preset, chosen, _device(device), variants or experiment.variants, form
+    )
 
 
 def _device(name: str) -> str:
@@ -133,7 +141,9 @@ def _device(name: str) -> str:
     if device.type not in ("cpu", "cuda"):
         raise ExperimentError(f"expected device auto, cpu or cuda[:index], got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ExperimentError(f"device {name}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices")
+        raise ExperimentError(
+            f"device {name}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices"
+        )
     return str(device)
 
 
@@ -144,7 +154,9 @@ def _finished(folder: Path, settings: RunSettings) -> bool:
 
 
 def _json(settings: RunSettings) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()
+    }
 
 
 def _git_commit() -> str | None:

@@ -1,8 +1,8 @@
-"""Table 1 of "Scalar Invariant Networks with Zero Bias": accuracy when test images are multiplied by a scalar.
+"""Table 1 of "Scalar Invariant Networks with Zero Bias": accuracy under multiplied test images.
 
-One unit of work is one network, (with or without bias) × seed, in its own folder ``units/<variant>-seed<k>``. Units
-are trained, cut off, resumed and kept independently of each other; several processes may work on different units of
-one run.
+One unit of work is one network, (with or without bias) × seed, in its own folder ``units/<variant>-seed<k>``.
+Units are trained, cut off, resumed and kept independently of each other; several processes may work on
+different units of one run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def run(row: Row, context: RunContext) -> dict[str, Any]:
             "test_images": len(data.test),
             "official": data.official,
             "note": data.note,
-            "as_in_paper": data.name == row.data and preset.train_images is None and preset.test_images is None,
+            "as_in_paper": data.name == row.data
+            and preset.train_images is None
+            and preset.test_images is None,
         },
         "architecture": {"name": architecture.name, "layers": str(architecture)},
         "training": {
@@ -187,7 +189,9 @@ def _check_same(path: Path, settings: dict[str, Any]) -> None:
     differing = [key for key in settings if before.get(key) != settings[key]]
     if differing:
         said = "; ".join(f"{key}: {before.get(key)} there, {settings[key]} asked for" for key in differing)
-        raise ExperimentError(f"{path.parent} holds a run with other settings ({said}). Use another --out, or --force")
+        raise ExperimentError(
+            f"{path.parent} holds a run with other settings ({said}). Use another --out, or --force"
+        )
 
 
 def _crc32(data: image_sets.Dataset) -> str:
@@ -224,5 +228,7 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ExperimentError(f"{folder}: another process is working on this unit; wait for it to end") from error
+            raise ExperimentError(
+                f"{folder}: another process is working on this unit; wait for it to end"
+            ) from error
         yield

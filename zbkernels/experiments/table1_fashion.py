@@ -21,9 +21,17 @@ EXPERIMENT = Experiment(
     presets={
         "smoke": Preset("seconds: 3 epochs on scikit-learn's digits", "digits", 3, 32, (0,)),
         "quick": Preset(
-            "minutes: 5 epochs on the first 12,000 images, one seed", "fashion-mnist", 5, 128, (0,), 12_000, 2_000
+            "minutes: 5 epochs on the first 12,000 images, one seed",
+            "fashion-mnist",
+            5,
+            128,
+            (0,),
+            12_000,
+            2_000,
         ),
-        "paper": Preset("an hour or two: the paper's settings, three seeds", "fashion-mnist", 20, 128, (0, 1, 2)),
+        "paper": Preset(
+            "an hour or two: the paper's settings, three seeds", "fashion-mnist", 20, 128, (0, 1, 2)
+        ),
     },
     variants=table1.VARIANTS,
     run=lambda context: table1.run(ROW, context),

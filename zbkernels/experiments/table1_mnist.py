@@ -1,4 +1,4 @@
-"""Table 1, MNIST rows: a fully connected network, 20 epochs of Adadelta, batch 512 (Section 2.5, Appendix C)."""
+"""Table 1, MNIST rows: a fully connected network, 20 epochs, batch 512 (Section 2.5, Appendix C)."""
 
 from zbkernels.experiments import table1, table1_report
 from zbkernels.experiments.base import Experiment, Preset

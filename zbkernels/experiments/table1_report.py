@@ -30,15 +30,17 @@ def _heading(metrics: dict[str, Any]) -> str:
     data, training = metrics["data"], metrics["training"]
     lines = [
         f"# {metrics['experiment']}, preset {metrics['preset']}\n",
-        f"- Data: **{data['title']}**, {data['train_images']:,} training and {data['test_images']:,} test images.",
-        f"- Network: {metrics['architecture']['layers']} (the paper gives no sizes), {training['initialisation']}.",
+        f"- Data: **{data['title']}**, {data['train_images']:,} training images, {data['test_images']:,} for tests.",
+        f"- Network: {metrics['architecture']['layers']}; {training['initialisation']}. The paper gives no sizes.",
         f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['epochs']} epochs, "
         f"batch {training['batch_size']}, {training['loss']}.",
     ]
     if data["note"]:
         lines.append(f"- Note on the data: {data['note']}.")
     if not data["as_in_paper"]:
-        lines.append("- **Not the paper's data: its numbers are shown for orientation and are not compared.**")
+        lines.append(
+            "- **Not the paper's data: its numbers are shown for orientation and are not compared.**"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -62,7 +64,9 @@ def _accuracies(metrics: dict[str, Any]) -> str:
             rows.append([f"{label}: difference", *(f"{gap:+.2f}" for gap in gaps)])
         if variant == "without-bias":
             changed = [[unit["sweep"][i]["changed"] for unit in units] for i in range(len(paper))]
-            rows.append([f"{label}: predictions unlike those at 1, by seed", *(_list(counts) for counts in changed)])
+            rows.append(
+                [f"{label}: predictions unlike those at 1, by seed", *(_list(counts) for counts in changed)]
+            )
     return markdown_table(["test accuracy (%) at scalar", *(f"{s:g}" for s in metrics["scalars"])], rows)
 
 
@@ -82,9 +86,20 @@ def _training(metrics: dict[str, Any]) -> str:
                 f"{last['test_accuracy']:.2f}",
             ]
         )
-    header = ["network", "seed", "form", "parameters", "training time", "train loss", "test loss", "test accuracy (%)"]
+    header = [
+        "network",
+        "seed",
+        "form",
+        "parameters",
+        "training time",
+        "train loss",
+        "test loss",
+        "test accuracy (%)",
+    ]
     total = duration(sum(unit["train_seconds"] for unit in metrics["units"]))
-    return markdown_table(header, rows) + f"\nTraining time is wall time without evaluation; {total} in all.\n"
+    return (
+        markdown_table(header, rows) + f"\nTraining time is wall time without evaluation; {total} in all.\n"
+    )
 
 
 def _losses(metrics: dict[str, Any]) -> str:
@@ -107,9 +122,9 @@ def _timing(timing: dict[str, Any]) -> str:
         for row in timing["rows"]
     ]
     text = (
-        f"\nOne epoch ({timing['images']:,} images, batch {timing['batch_size']}, {timing['threads']} threads, "
-        f"{timing['device']}, torch {timing['torch']}) of each form, in turns of {timing['turn']} batches; equal first "
-        "losses were checked before. The ratio is to the faster form on plain torch layers.\n"
+        f"\nOne epoch ({timing['images']:,} images, batch {timing['batch_size']}, {timing['threads']} thread(s), "
+        f"{timing['device']}, torch {timing['torch']}) of each form, in turns of {timing['turn']} batches, after a "
+        "check that all give the same loss. The ratio is to the fastest form on plain torch layers.\n"
     )
     return markdown_table(["form", "seconds", "ratio", "kernel"], rows) + text
 
@@ -135,10 +150,19 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
             continue
         colour = _COLOURS[variant]
         ours = [[unit["sweep"][i]["accuracy"] for unit in units] for i in range(len(scalars))]
-        accuracy.fill_between(scalars, [min(v) for v in ours], [max(v) for v in ours], color=colour, alpha=0.18, lw=0)
+        accuracy.fill_between(
+            scalars, [min(v) for v in ours], [max(v) for v in ours], color=colour, alpha=0.18, lw=0
+        )
         accuracy.plot(scalars, [mean(v) for v in ours], color=colour, lw=2, label=f"{label}, ours")
         accuracy.plot(
-            scalars, metrics["paper"][variant], "o", mfc="white", mec=colour, ms=6, mew=1.4, label=f"{label}, paper"
+            scalars,
+            metrics["paper"][variant],
+            "o",
+            mfc="white",
+            mec=colour,
+            ms=6,
+            mew=1.4,
+            label=f"{label}, paper",
         )
         epochs = range(1, metrics["training"]["epochs"] + 1)
         for key, style, kind in (("train_loss", (0, (2, 1.5)), "training"), ("test_loss", "-", "test")):
@@ -148,7 +172,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     accuracy.set(ylim=(0, 100))
     accuracy.invert_xaxis()
     accuracy.set_title("Accuracy against contrast", loc="left", fontsize=11)
-    accuracy.legend(frameon=False, fontsize=9, loc="center left")
+    accuracy.legend(frameon=False, fontsize=9, loc="center right")
     loss.set(xlabel="epoch", ylabel="cross-entropy")
     loss.set_title("Loss", loc="left", fontsize=11)
     loss.xaxis.get_major_locator().set_params(integer=True)

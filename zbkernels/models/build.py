@@ -1,8 +1,8 @@
 """From a row of configuration to an ``nn.Sequential``.
 
-The same row gives three networks: with bias (plain torch layers), without bias on the fused layers, and without
-bias on plain torch layers. Layer names are the same in all three, so the two zero-bias forms have the same
-``state_dict`` keys, and the biased one adds ``<layer>.bias`` only.
+The same row gives three networks: with bias (plain torch layers), without bias on the fused layers, and
+without bias on plain torch layers. Layer names are the same in all three, so the two zero-bias forms have the
+same ``state_dict`` keys, and the biased one adds ``<layer>.bias`` only.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def build(
         seed: decides the initial weights. For one seed they are the same in all forms, with or without bias.
 
     Raises:
-        ValueError: fused layers are asked for in a network with bias, convolutions follow linear layers, or a pool
-            does not fit the map it is given.
+        ValueError: fused layers are asked for in a network with bias, convolutions follow linear layers, or a
+            pool does not fit the map it is given.
     """
     fused = not bias if fused is None else fused
     if fused and bias:
@@ -46,7 +46,9 @@ def build(
     for index, block in enumerate(architecture.blocks, start=1):
         if isinstance(block, Conv):
             if features is not None:
-                raise ValueError(f"{architecture.name}: expected convolutions before linear layers, got {block}")
+                raise ValueError(
+                    f"{architecture.name}: expected convolutions before linear layers, got {block}"
+                )
             if min(height, width) < block.pool:
                 raise ValueError(
                     f"{architecture.name}: block {index} pools {block.pool}×{block.pool}, got a map of "
@@ -72,8 +74,8 @@ def build(
 def initialise(model: nn.Module, seed: int) -> None:
     """Draw every weight from N(0, 2 / fan_in) (He) and set every bias to 0, in place.
 
-    The draws depend on the seed, the order and the shapes of the weights, and on nothing else: not on the bias, the
-    layer classes, the memory format or torch's global generator.
+    The draws depend on the seed, the order and the shapes of the weights, and on nothing else: not on the
+    bias, the layer classes, the memory format or torch's global generator.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -108,7 +110,9 @@ def _fused_conv(index: int, channels: int, block: Conv, bias: bool) -> dict[str,
     from zbkernels.nn import ConvReLUPool2d
 
     pool = {"pool": "max", "pool_kernel": block.pool} if block.pool > 1 else {"pool": "none"}
-    return {f"conv{index}": ConvReLUPool2d(channels, block.out, block.kernel, padding=block.kernel // 2, **pool)}
+    return {
+        f"conv{index}": ConvReLUPool2d(channels, block.out, block.kernel, padding=block.kernel // 2, **pool)
+    }
 
 
 def _fused_linear(index: int, inputs: int, outputs: int, bias: bool) -> dict[str, nn.Module]:

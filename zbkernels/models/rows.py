@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution with stride 1 and padding kernel // 2, a ReLU, and a max pool of ``pool``×``pool`` (1: none)."""
+    """A convolution with stride 1 and padding kernel // 2, a ReLU, and a max pool of ``pool``×``pool`` (1:
+    none)."""
 
     out: int
     kernel: int = 3
@@ -49,6 +50,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     row.name: row
     for row in (
         Architecture("fcn-mnist", (Linear(32),)),
-        Architecture("cnn-fashion", (Conv(32), Conv(32, pool=1), Linear(128))),
+        Architecture("cnn-fashion", (Conv(16), Conv(32, pool=1), Linear(128))),
     )
 }
