@@ -45,7 +45,7 @@ def output_of(*command: str) -> str:
 
 
 def torch_folder() -> tuple[Path, str]:
-    """Torch's folder and version, without importing it. Exits with a mend where there is none to build with."""
+    """Torch's folder and version, without importing it. Exits, with a mend, where there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         sys.exit(

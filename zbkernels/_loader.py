@@ -233,7 +233,7 @@ def _refusal(path: Path, build: dict[str, str]) -> tuple[str, str] | None:
 
 
 def _truncated(path: Path) -> str:
-    """A reason not to load a file that was cut off: the dynamic linker dies of one (SIGBUS) instead of refusing.
+    """A reason not to load a file that was cut off: the dynamic linker dies of it (SIGBUS), refusing nothing.
 
     The ELF header tells where its last part, the table of sections, ends. Other files are left to the linker.
     """

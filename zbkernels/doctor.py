@@ -1,7 +1,7 @@
 """``zb doctor``: what is built, loaded and used on this machine, and the mend for each fault.
 
 A *fault* is what keeps the package from doing its job as well as this machine allows; it makes the exit code
-1 only where an op could not run at all. What is absent by choice (no CUDA part beside a CPU torch) is no fault.
+1 only where an op could not run at all. What is absent by choice (no CUDA part beside a CPU torch) is none.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def devices() -> list[Device]:
 def arch_mismatch(major: int, minor: int, archs: str) -> tuple[str, str]:
     """Whether code built for ``archs`` runs on a GPU of this capability: ("", ""), or (what is wrong, mend).
 
-    ``archs`` is in CMake's notation, blanks between: "80-real" is machine code for 8.x from 8.0 on, "90a-real"
-    for exactly 9.0, "120" machine code and PTX, "120-virtual" PTX alone. PTX is compiled by the driver for
-    any newer GPU, unless its letter ties it to one.
+    ``archs`` is in CMake's notation, blanks between: "80-real" is machine code for 8.x from 8.0 on,
+    "90a-real" for exactly 9.0, "120" machine code and PTX, "120-virtual" PTX alone. PTX is compiled by the
+    driver for any newer GPU, unless its letter ties it to one.
     """
     if not archs:
         return "", ""
