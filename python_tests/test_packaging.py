@@ -1,0 +1,307 @@
+"""Building and packaging: what a wheel and an sdist hold, what the libraries ask of torch, what a rebuild compiles.
+
+The tests build with the environment's own tools and reuse the build folder, so they take seconds where the package
+has been built here before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import zbkernels
+from zbkernels import _loader
+
+PACKAGE = Path(zbkernels.__file__).resolve().parent
+ROOT = PACKAGE.parent
+
+pytestmark = [
+    pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="not a source tree"),
+    pytest.mark.skipif(not (PACKAGE / "_C_cpu.so").exists(), reason="not built here"),
+    pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="no C++ compiler"),
+]
+
+
+def build_environment() -> dict[str, str]:
+    """The settings of the build that is here: with them another one compiles nothing anew."""
+    build = _loader.build_info(PACKAGE / "_C_cuda.so")
+    if not build:
+        return {**os.environ, "ZBKERNELS_CUDA": "0"}
+    return {**os.environ, "ZBKERNELS_CUDA": "1", "ZBKERNELS_CUDA_ARCHS": build["cuda_archs"]}
+
+
+def build(*command: str) -> str:
+    """Runs a build step in the source tree and returns what it printed."""
+    result = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=build_environment(),
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def libraries() -> list[str]:
+    names = ["_C_cpu.so", "_host" + sysconfig.get_config_var("EXT_SUFFIX")]
+    return names + (["_C_cuda.so"] if (PACKAGE / "_C_cuda.so").exists() else [])
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build("-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", str(folder), ".")
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+# --- wheel and sdist ------------------------------------------------------------------------------------------
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {n for n in archive.namelist() if not n.endswith("/")}
+    info = f"zbkernels-{zbkernels.__version__}.dist-info"
+    sources = {f"zbkernels/{p.relative_to(PACKAGE)}" for p in PACKAGE.rglob("*.py")}
+    expected = sources | {f"zbkernels/{n}" for n in (*libraries(), "py.typed")}
+    metadata = {
+        f"{info}/{n}"
+        for n in ["METADATA", "WHEEL", "RECORD", "top_level.txt", "entry_points.txt", "licenses/LICENSE"]
+    }
+    assert names == expected | metadata
+
+
+def test_wheel_is_for_this_python_and_platform(wheel: Path) -> None:
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert wheel.name.startswith(f"zbkernels-{zbkernels.__version__}-{tag}-{tag}-linux_")
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [archive.read(n).decode() for n in archive.namelist() if n.endswith("/METADATA")]
+        (entry,) = [archive.read(n).decode() for n in archive.namelist() if n.endswith("/entry_points.txt")]
+    required = {
+        re.split(r"[ ;<>=(]", r)[0]
+        for r in re.findall(r"^Requires-Dist: (.+)$", metadata, re.M)
+        if "extra" not in r
+    }
+    assert required == {"torch", "numpy", "typer", "rich", "safetensors"}
+    assert "Requires-Python: >=3.10" in metadata
+    assert "zb = zbkernels.cli:main" in entry
+
+
+def test_wheel_does_not_tell_where_it_was_built(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.endswith(".so"):
+                assert str(ROOT).encode() + b"/csrc" not in archive.read(name), name
+
+
+def test_sdist_holds_all_that_a_build_needs(tmp_path: Path) -> None:
+    code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    build("-c", code, str(tmp_path))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        top = f"zbkernels-{zbkernels.__version__}/"
+        names = {m.name.removeprefix(top) for m in tar.getmembers() if m.isfile()}
+    wanted = [
+        "setup.py",
+        "pyproject.toml",
+        "CMakeLists.txt",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+        "Makefile",
+    ]
+    for pattern in ("csrc/**/*", "zbkernels/**/*", "python_tests/**/*"):
+        wanted += [str(p.relative_to(ROOT)) for p in ROOT.glob(pattern) if p.is_file()]
+    unwanted = re.compile(r"__pycache__|\.pyc$|\.so$|\.o$")
+    missing = {n for n in wanted if not unwanted.search(n)} - names
+    assert not missing
+    assert not {n for n in names if unwanted.search(n)}
+
+
+def test_wheel_runs_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    python = venv / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True)
+    # torch and the other requirements come from this environment; its .pth files, and with them an editable
+    # install of the package, do not.
+    site = next((venv / "lib").glob("python*/site-packages"))
+    (site / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    code = """
+import zbkernels as zb, torch
+print(zb.__file__)
+print({n: s.loaded for n, s in zb._loader.libraries().items() if n != "_C_cuda"})
+x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+want = torch.nn.functional.max_pool2d(torch.nn.functional.conv2d(x, w).relu(), 2)
+torch.testing.assert_close(zb.conv_relu_pool2d(x, w), want)
+print(zb.explain("conv_relu_pool2d", x, w).chosen, zb.nap_pack(torch.ones(1, 3)).tolist())
+"""
+    env = {"PATH": str(venv / "bin"), "HOME": str(tmp_path)}
+    result = subprocess.run([str(python), "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    where, loaded, did = result.stdout.splitlines()
+    assert where.startswith(str(site))
+    assert loaded == "{'_C_cpu': True, '_host': True}"
+    assert did == "cpu [[7]]"
+    doctor = subprocess.run(
+        [str(venv / "bin" / "zb"), "doctor"], capture_output=True, text=True, env=env, cwd=tmp_path
+    )
+    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+
+
+# --- the build ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def touched_source() -> Iterator[Path]:
+    source = ROOT / "csrc/common/cpu_capability.cpp"
+    before = source.stat()
+    os.utime(source)
+    yield source
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_rebuild_compiles_the_touched_file_only(touched_source: Path) -> None:
+    printed = build("setup.py", "-q", "build_ext", "--inplace")
+    compiled = re.findall(r"Building \w+ object \S*?(csrc/\S+)\.o\b", printed)
+    assert compiled == [str(touched_source.relative_to(ROOT))], printed
+    assert "Building" not in build("setup.py", "-q", "build_ext", "--inplace")
+
+
+def setup_module() -> dict[str, object]:
+    """The functions of setup.py, without running it."""
+    namespace: dict[str, object] = {"__name__": "setup_functions", "__file__": str(ROOT / "setup.py")}
+    exec(compile((ROOT / "setup.py").read_text(), "setup.py", "exec"), namespace)
+    return namespace
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path) -> str:
+    """A compiler that knows what CUDA 12.8 knows."""
+    script = tmp_path / "nvcc"
+    archs = "\n".join(f"compute_{n}" for n in (50, 60, 70, 75, 80, 86, 87, 89, 90, 100, 101, 120))
+    script.write_text(f"#!/bin/sh\necho '{archs}'\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_cuda_architectures(nvcc: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = setup_module()
+    archs = functions["cuda_archs"]
+    card = {"caps": ""}
+    monkeypatch.setitem(
+        functions,
+        "output_of",
+        lambda program, *args: card["caps"] if program == "nvidia-smi" else Path(program).read_text(),
+    )
+    monkeypatch.delenv("ZBKERNELS_CUDA_ARCHS", raising=False)
+    assert archs(nvcc, True) == "80-real;86-real;89-real;90a-real;100-real;120"
+    assert archs(nvcc, False) == "90a-real"  # no card to be seen: the stated default
+    card["caps"] = "8.0\n9.0\n9.0\n"
+    assert archs(nvcc, False) == "80-real;90a-real"
+    card["caps"] = "13.0\n"  # newer than the compiler: PTX of the newest it knows
+    assert archs(nvcc, False) == "120"
+    monkeypatch.setenv("ZBKERNELS_CUDA_ARCHS", "80-real, 90a-real")
+    assert archs(nvcc, True) == archs(nvcc, False) == "80-real;90a-real"
+
+
+def test_cuda_switch(nvcc: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    functions = setup_module()
+    options = functions["cuda_options"]
+    monkeypatch.setitem(functions, "find_nvcc", lambda: None)
+    monkeypatch.delenv("ZBKERNELS_CUDA", raising=False)
+    assert options(False) == {"ZB_CUDA": "OFF", "ZB_CUDA_REASON": "nvcc was not found at build time"}
+    assert "CUDA part skipped: nvcc was not found" in capsys.readouterr().out
+    monkeypatch.setenv("ZBKERNELS_CUDA", "1")
+    with pytest.raises(SystemExit, match="nvcc was not found"):
+        options(False)
+    monkeypatch.setitem(functions, "find_nvcc", lambda: nvcc)
+    monkeypatch.setenv("ZBKERNELS_CUDA", "0")
+    assert options(False)["ZB_CUDA"] == "OFF"
+    monkeypatch.setenv("ZBKERNELS_CUDA", "yes")
+    with pytest.raises(SystemExit, match="must be 0 or 1, got 'yes'"):
+        options(False)
+    monkeypatch.setenv("ZBKERNELS_CUDA", "1")
+    assert options(False)["ZB_CUDA"] == "ON"
+    monkeypatch.delenv("ZBKERNELS_CUDA")
+    assert options(False)["ZB_CUDA"] == "AUTO"
+
+
+# --- symbols --------------------------------------------------------------------------------------------------
+
+needs_nm = pytest.mark.skipif(not shutil.which("nm"), reason="no nm (binutils)")
+
+
+def symbols(path: Path, *options: str) -> list[tuple[str, str]]:
+    """(kind, name) of each symbol that ``nm`` lists."""
+    printed = subprocess.run(["nm", *options, str(path)], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"^(?:[0-9a-f]+)? *(\w) (\S.*)$", printed, re.M)
+
+
+def stable_functions() -> set[str]:
+    """The C functions of torch's stable ABI, from its headers."""
+    include = Path(torch.__file__).parent / "include/torch/csrc"
+    shim = "inductor/aoti_torch"
+    headers = (f"{shim}/c/shim.h", f"{shim}/generated/c_shim_aten.h", "stable/c/shim.h")
+    text = "".join((include / header).read_text() for header in headers)
+    return set(re.findall(r"\b((?:aoti_)?torch_\w+)\s*\(", text))
+
+
+@needs_nm
+@pytest.mark.parametrize("name", ["_C_cpu.so", "_C_cuda.so"])
+def test_kernels_use_stable_torch_symbols_only(name: str) -> None:
+    path = PACKAGE / name
+    if not path.exists():
+        pytest.skip(f"{name} is not built")
+    undefined = [s for kind, s in symbols(path, "-D", "--undefined-only") if kind == "U"]
+    from_torch = {
+        s for s in undefined if "@" not in s and not re.match(r"_ZN?K?S|_ZTV?S|_ZTVN10__cxxabiv1", s)
+    }
+    assert from_torch, "a library of ops that calls nothing of torch"
+    assert from_torch <= stable_functions(), from_torch - stable_functions()
+    mangled = [s for s in undefined if re.search(r"(2at|3c10|5torch|6caffe2)\d", s)]
+    assert not mangled
+
+
+@needs_nm
+def test_host_knows_nothing_of_torch() -> None:
+    path = PACKAGE / ("_host" + sysconfig.get_config_var("EXT_SUFFIX"))
+    undefined = [s for kind, s in symbols(path, "-D", "--undefined-only") if kind == "U"]
+    assert not [s for s in undefined if "torch" in s or "c10" in s]
+    needed = subprocess.run(["readelf", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+    assert "torch" not in needed and "RPATH" not in needed and "RUNPATH" not in needed
+
+
+@needs_nm
+def test_libraries_export_their_own_names_only() -> None:
+    for name in libraries():
+        exported = {s for _, s in symbols(PACKAGE / name, "-D", "--defined-only")}
+        assert exported and all(re.match(r"zb_|PyInit__host", s) for s in exported), (name, exported)
+
+
+@needs_nm
+def test_no_code_for_one_instruction_set_can_stand_in_for_another() -> None:
+    """A template instantiated in a -mavx512 file and elsewhere is one weak symbol, and the linker keeps either."""
+    folders = [f for f in (ROOT / "build").glob("cmake-*") if (f / "CMakeFiles/_C_cpu.dir").exists()]
+    objects = [o for f in folders for o in (f / "CMakeFiles/_C_cpu.dir").rglob("*.o")]
+    special = [o for o in objects if re.search(r"_avx(2|512)\.cpp\.o$", o.name)]
+    if not special:
+        pytest.skip("the object files of this build are not here")
+    for path in special:
+        (isa,) = re.findall(r"_(avx2|avx512)\.cpp\.o$", path.name)
+        weak = [s for kind, s in symbols(path, "-C", "--defined-only") if kind in "WVu"]
+        assert not [s for s in weak if isa not in s], path
