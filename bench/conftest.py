@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("zbkernels")
     group.addoption("--threads", type=int, default=0, help="threads of every contestant (0: torch's own)")
     group.addoption("--device", default="cpu", help="cpu or cuda")
+    group.addoption("--rounds", type=int, default=0, help="samples of each contestant")
     group.addoption("--quick", action="store_true", help="a few rows in about a minute")
 
 
@@ -52,6 +53,7 @@ def settings(pytestconfig: pytest.Config) -> Settings:
         quick=pytestconfig.getoption("--quick"),
         device=pytestconfig.getoption("--device"),
         threads=pytestconfig.getoption("--threads"),
+        rounds=pytestconfig.getoption("--rounds"),
     )
 
 

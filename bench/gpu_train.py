@@ -53,7 +53,7 @@ def train(device: str, batch: int, steps: int) -> dict[str, object]:
         for ours, theirs in zip(models["fused"].parameters(), models["plain"].parameters(), strict=True):
             nn.init.kaiming_normal_(ours, nonlinearity="relu")
             theirs.copy_(ours)
-    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.02) for name, model in models.items()}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.003) for name, model in models.items()}
     patterns = torch.randn(10, 1, 28, 28, device=device)
     losses: dict[str, list[float]] = {name: [] for name in models}
     times: dict[str, list[float]] = {name: [] for name in models}

@@ -11,7 +11,20 @@ from typing import Any
 from zbkernels.files import write_text
 
 TEXT_COLUMNS = ("row", "shape", "dtype", "best other")
-OURS_FIRST = ("ours", "ours CL")
+COLUMNS = (
+    "ours",
+    "ours CL",
+    "ours, two ops",
+    "ours (cuda)",
+    "ours (triton)",
+    "eager",
+    "eager CL",
+    "compile",
+    "compile CL",
+    "numpy",
+    "onnxruntime",
+    "openvino",
+)
 
 
 def save(report: dict[str, Any], folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
@@ -38,8 +51,8 @@ def tables(report: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[s
     for row in report["rows"]:
         groups.setdefault((row["suite"], row["mode"]), []).append(row)
     for (suite, mode), rows in groups.items():
-        contestants = list(dict.fromkeys(name for row in rows for name in (*row["times"], *row["absent"])))
-        contestants.sort(key=lambda name: OURS_FIRST.index(name) if name in OURS_FIRST else len(OURS_FIRST))
+        present = {name for row in rows for name in (*row["times"], *row["absent"])}
+        contestants = [name for name in COLUMNS if name in present] + sorted(present - set(COLUMNS))
         rate = "GB/s" if suite == "nap" else "GFLOP/s"
         header = ["row", "shape", "dtype", *contestants, "best other", "ratio", rate, "of ceiling"]
         yield f"{suite} {mode} (ms, medians)", header, [_cells(row, contestants) for row in rows]
@@ -64,15 +77,16 @@ def headline(report: dict[str, Any]) -> list[str]:
     how = ceilings["how"]
     fma = ", ".join(
         f"{dtype} {value / 1e9:.0f} GFLOP/s ({how[f'fma {dtype}']})"
-        for dtype, value in ceilings["flops"].items()
+        for dtype, value in sorted(ceilings["flops"].items())
     )
+    versions = sorted(report["versions"].items())
     lines = [
         f"Machine: {report['machine']}; Python {report['python']}; {report['date']}",
-        "Versions: " + ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        "Versions: " + ", ".join(f"{name} {version}" for name, version in versions),
         f"Measured ceilings: {fma}; {ceilings['bytes_per_second'] / 1e9:.1f} GB/s ({how['bytes']})",
     ]
     if report["environment"]:
-        switches = report["environment"].items()
+        switches = sorted(report["environment"].items())
         lines.append("Switches: " + " ".join(f"{name}={value}" for name, value in switches))
     return lines
 

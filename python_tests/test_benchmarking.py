@@ -1,0 +1,479 @@
+"""The benchmarks' own honesty: nothing wrong is timed, everyone is timed in turn, and files are whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import zbkernels as zb
+from zbkernels.benchmarking import command, contestants, runner, table, timing
+from zbkernels.benchmarking.cases import SUITES, ConvCase, LinearCase, NapCase, select
+from zbkernels.benchmarking.ceilings import Ceilings
+from zbkernels.benchmarking.check import Wrong, relative_error, tolerance
+from zbkernels.benchmarking.conv import ConvProblem
+from zbkernels.benchmarking.linear import LinearProblem
+from zbkernels.benchmarking.nap import NapProblem
+from zbkernels.benchmarking.runner import Settings
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FAST = Settings(threads=1, rounds=2, pause=0.0, min_sample=0.0, ceiling_seconds=0.01)
+LIMITS = Ceilings({"float32": 1e11}, 1e10, {"fma float32": "given", "bytes": "given"})
+
+SMALL = [
+    ConvCase("max", 2, 3, 4, 9, 8, 3, padding=1),
+    ConvCase("avg", 2, 4, 6, 8, 8, 3, padding=1, pool="avg", pool_padding=1, groups=2),
+    ConvCase("none", 1, 2, 3, 7, 7, 5, stride=2, padding=2, pool="none"),
+    ConvCase("depthwise", 2, 4, 4, 8, 8, 3, padding=1, groups=4),
+    ConvCase("overlap", 2, 3, 5, 12, 12, 7, 2, 3, pool_kernel=3, pool_padding=1),
+    LinearCase("linear", 5, 17, 9),
+]
+
+
+@pytest.fixture
+def no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``torch.compile`` sit out: it takes seconds a shape and is not what these tests are about."""
+
+    def absent(function: object, device: str) -> None:
+        raise contestants.Absent("left out")
+
+    monkeypatch.setattr(contestants, "compiled", absent)
+
+
+def problem(case: ConvCase | LinearCase | NapCase) -> ConvProblem | LinearProblem | NapProblem:
+    return runner.problem_of(case, "cpu", 1)
+
+
+# --- timing
+
+
+def test_everyone_is_timed_in_turn() -> None:
+    calls = []
+    times = timing.interleave(
+        {name: lambda name=name: calls.append(name) for name in "ABC"}, rounds=4, pause=0.0, min_sample=0.0
+    )
+    assert calls[:3] == ["A", "B", "C"]  # how long is one call?
+    assert calls[3:] == ["A", "A", "B", "B", "C", "C"] * 4  # each sample: a warm-up and the timed call
+    assert [len(value.samples) for value in times.values()] == [4, 4, 4]
+
+
+def test_short_calls_are_repeated_within_a_sample_and_the_pause_is_kept() -> None:
+    times = timing.interleave({"nap": lambda: time.sleep(0.002)}, rounds=2, pause=0.05, min_sample=0.02)[
+        "nap"
+    ]
+    assert 2 <= times.inner <= 10
+    assert 0.002 <= times.median < 0.02  # seconds of one call, the pause not counted
+
+
+def test_median_and_spread() -> None:
+    times = timing.Times([1.0, 2.0, 3.0, 4.0, 100.0], 1)
+    assert times.median == 3.0
+    assert times.spread == pytest.approx(2 / 3)
+    assert timing.best({"a": times, "b": timing.Times([1.0], 1)}, ["a", "b", "not timed"]) == "b"
+    assert timing.best({"a": times}, []) is None
+
+
+# --- cases
+
+
+def test_suite_has_the_operations_of_its_shapes() -> None:
+    gflop = {case.name: case.flops / 1e9 for case in SUITES["conv"] if case.mode == "forward"}
+    expected = {"mnist1": 0.32, "fashion2": 5.1, "cifar1": 0.45, "cifar2": 19.3, "res9": 19.3, "vgg5": 59.2}
+    for name, value in {**expected, "stem": 1.9}.items():
+        assert gflop[name] == pytest.approx(value, rel=0.02)
+
+
+def test_names_are_unique_within_a_suite_and_mode() -> None:
+    keys = [(case.suite, case.name, case.mode) for suite in SUITES.values() for case in suite]
+    assert len(keys) == len(set(keys))
+
+
+def test_least_bytes() -> None:
+    case = ConvCase("c", 1, 1, 1, 4, 4, 3, padding=1)  # x 16, weight 9, y 4 elements
+    assert case.min_bytes == 4 * (16 + 9 + 4)
+    assert dataclasses.replace(case, mode="train").min_bytes == 4 * (2 * 29 + 9 + 16)
+    assert NapCase("p", 2, 65).min_bytes == 2 * 2 * 8 + 2 * 65 * 4
+
+
+def test_select_refuses_what_is_not_there() -> None:
+    assert [case.name for case in select(["nap"], shapes=["pack"])] == ["pack"]
+    assert len(select(quick=True)) == 8
+    with pytest.raises(ValueError, match="unknown shape mnist9; there are mnist1"):
+        select(["conv"], shapes=["mnist9"])
+    with pytest.raises(ValueError, match="unknown suite convolution; there are conv, linear, nap"):
+        select(["convolution"])
+    with pytest.raises(ValueError, match="unknown mode backward"):
+        select(["conv"], modes=["backward"])
+
+
+# --- the check
+
+
+@pytest.mark.parametrize("mode", ["forward", "train", "nap"])
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_every_contestant_passes_the_check(no_compile: None, case: ConvCase, mode: str) -> None:
+    if mode != "forward" and getattr(case, "pool", "max") != "max":
+        pytest.skip("the suite has max pools there")
+    prepared = runner.prepare(dataclasses.replace(case, mode=mode), FAST)
+    assert {"ours", "eager"} <= set(prepared.calls)
+    assert all(error <= prepared.tolerance for error in prepared.errors.values())
+    assert set(prepared.absent.values()) <= {"left out", "not installed", "onnx not installed"}
+
+
+@pytest.mark.parametrize("module", ["onnxruntime", "openvino"])
+def test_an_engine_that_is_not_installed_says_so(
+    no_compile: None, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    prepared = runner.prepare(SMALL[0], FAST)
+    assert prepared.absent[module] == "not installed"
+    assert module not in prepared.calls
+
+
+def test_engines_refuse_bfloat16_by_name(no_compile: None) -> None:
+    prepared = runner.prepare(dataclasses.replace(SMALL[0], dtype="bfloat16"), FAST)
+    assert prepared.absent["onnxruntime"] == prepared.absent["openvino"] == "no bfloat16 here"
+
+
+def test_onnx_runtime_sits_out_where_others_are_held_to_an_instruction_set(
+    no_compile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZBKERNELS_CPU_CAPABILITY", "avx2")
+    assert runner.prepare(SMALL[0], FAST).absent["onnxruntime"] == "no switch for the instruction set"
+
+
+def test_a_wrong_result_of_ours_is_never_timed(no_compile: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = zb.conv_relu_pool2d
+    monkeypatch.setattr(zb, "conv_relu_pool2d", lambda *args, **kwargs: right(*args, **kwargs) * 1.0001)
+    with pytest.raises(Wrong, match=r"ours: error 0\.0001"):
+        runner.prepare(SMALL[0], FAST)
+    report = runner.run([SMALL[0]], FAST)
+    assert report["rows"] == [] and "ours: error" in report["failed"][0]["error"]
+
+
+def test_a_wrong_competitor_is_left_out_and_named(no_compile: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contestants, "onnx_runtime", lambda *_: lambda: None)
+    monkeypatch.setattr(contestants, "onnx_outputs", lambda _: [torch.zeros(2, 4, 4, 4)])
+    prepared = runner.prepare(SMALL[0], FAST)
+    assert prepared.absent["onnxruntime"].startswith("wrong: error 1")
+    assert "onnxruntime" not in prepared.calls
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_relative_error_refuses_nan_and_inf(wrong: float) -> None:
+    with pytest.raises(Wrong, match="NaN or infinity"):
+        relative_error(torch.tensor([1.0, wrong]), torch.tensor([1.0, 2.0]).double())
+    with pytest.raises(Wrong, match="shape"):
+        relative_error(torch.ones(3), torch.ones(2).double())
+    assert relative_error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]).double()) == pytest.approx(0.1)
+
+
+def test_tolerance_comes_from_torch_or_the_contract() -> None:
+    assert tolerance(1e-7) == pytest.approx(8e-7)
+    assert tolerance(1e-7, 1e-5) == 1e-5
+    assert tolerance(0.0) == 0.0
+
+
+def test_a_wrong_signature_bit_is_found() -> None:
+    case = dataclasses.replace(SMALL[0], mode="nap")
+    made = problem(case)
+    y, signature = zb.conv_relu_pool2d_nap(made.x, made.weight, 1, 1)
+    assert made.error([y, signature]) < 1e-6
+    signature = signature.clone()
+    signature[1, 2] ^= 1 << 40
+    with pytest.raises(Wrong, match="sign bits differ"):
+        made.error([y, signature])
+
+
+def test_nap_is_exact() -> None:
+    made = problem(NapCase("pack", 3, 70))
+    out = zb.nap_pack(made.x)
+    assert made.error([out]) == 0.0
+    out = out.clone()
+    out[2, 1] ^= 1
+    with pytest.raises(Wrong, match="1 of 6 values differ"):
+        made.error([out])
+
+
+def test_close_decisions_of_the_pool_pass_no_gradient() -> None:
+    """Two candidates nearer than rounding: float64 and float32 may disagree, so nobody is asked."""
+    made = problem(dataclasses.replace(SMALL[0], mode="train"))
+    pre = torch.full((1, 1, 2, 8), -1.0, dtype=torch.float64)
+    pre[..., 0, 0], pre[..., 1, 1] = 2.0, 2.0 - made.margin / 2  # a near tie
+    pre[..., 0, 2], pre[..., 1, 3] = 2.0, 2.0 - made.margin * 2  # a clear winner
+    pre[..., 0, 4] = made.margin / 2  # barely on
+    assert made._unclear(pre).flatten().tolist() == [True, False, True, False]
+
+
+# --- rows and files
+
+
+def test_a_row_holds_what_the_readme_promises(no_compile: None, tmp_path: pathlib.Path) -> None:
+    saved = []
+    report = runner.run(SMALL[:1], FAST, on_row=lambda report: saved.append(len(report["rows"])))
+    assert saved == [1, 1]  # kept at once after the row, and at the end
+    (row,) = report["rows"]
+    promised = (
+        "suite name mode shape dtype device threads kernel times absent errors tolerance best_competitor"
+    )
+    promised += " ratio ratios gflops gbytes_per_s of_ceiling bound load"
+    assert set(promised.split()) <= set(row)
+    ours = row["times"]["ours"]
+    assert set(ours) == {"median_ms", "min_ms", "spread", "rounds", "inner"} and ours["rounds"] == 2
+    others = {name: value["median_ms"] for name, value in row["times"].items() if not name.startswith("ours")}
+    assert row["best_competitor"] == min(others, key=others.__getitem__)
+    assert row["ratio"] == pytest.approx(min(others.values()) / ours["median_ms"])
+    assert row["threads"] == 1
+    assert report["ceilings"]["flops"]["float32"] > 1e8 and report["ceilings"]["bytes_per_second"] > 1e8
+    first = [path.read_bytes() for path in table.save(report, tmp_path, "bench")]
+    again = [path.read_bytes() for path in table.save(json.loads(first[0]), tmp_path, "bench")]
+    assert first == again  # stable: what was read back is written the same
+    assert sorted(os.listdir(tmp_path)) == ["bench.json", "bench.md"]
+    assert "| max | 2x3x9x8 -> 4, 3x3 pad 1, max 2 | float32 |" in first[1].decode()
+
+
+def test_no_host_name_or_path_in_a_report(no_compile: None) -> None:
+    text = json.dumps(runner.run(SMALL[:1], FAST))
+    assert os.uname().nodename not in text and str(ROOT) not in text and os.path.expanduser("~") not in text
+
+
+def test_missing_contestants_stand_in_the_table(no_compile: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    ((_, header, lines),) = table.tables(runner.run(SMALL[:1], FAST))
+    assert lines[0][header.index("openvino")] == "not installed"
+
+
+def test_floor_is_the_larger_of_the_two_times() -> None:
+    assert LIMITS.floor(10**11, 10**9, "float32") == (1.0, "fma")
+    assert LIMITS.floor(10**9, 10**10, "float32") == (1.0, "bytes")
+    assert LIMITS.floor(0, 10**10, "float32") == (1.0, "bytes")
+    better = Ceilings({"float32": 2e11}, 1e9, {"fma float32": "other", "bytes": "other"})
+    merged = Ceilings(dict(LIMITS.flops), LIMITS.bytes_per_second, dict(LIMITS.how))
+    merged.merge(better)
+    assert (merged.flops, merged.bytes_per_second) == ({"float32": 2e11}, 1e10)
+    assert merged.how == {"fma float32": "other", "bytes": "given"}
+
+
+# --- the command
+
+
+def test_command_line_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--shapes", "nosuch"]) == 2
+    assert "unknown shape nosuch" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert command.main(["--device", "cuda"]) == 2
+        assert "sees no CUDA device" in capsys.readouterr().err
+
+
+def test_capability_is_held_in_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def run(line: list[str], *, env: dict[str, str], check: bool) -> subprocess.CompletedProcess[str]:
+        seen.update(env, line=line)
+        return subprocess.CompletedProcess(line, 7)
+
+    for name in command.CAPABILITIES["avx2"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(subprocess, "run", run)
+    assert command.main(["--capability", "avx2", "--shapes", "mnist1"]) == 7
+    assert seen["ZBKERNELS_CPU_CAPABILITY"] == "avx2" and seen["ATEN_CPU_CAPABILITY"] == "avx2"
+    assert seen["line"][1:] == ["-m", "zbkernels.benchmarking", "--capability", "avx2", "--shapes", "mnist1"]
+
+
+def test_command_prints_and_keeps(
+    no_compile: None, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "--suite",
+        "nap",
+        "--shapes",
+        "pack-small",
+        "--threads",
+        "1",
+        "--quick",
+        "--out",
+        str(tmp_path),
+    ]
+    assert command.main([*arguments, "--machine", "a small machine"]) == 0
+    assert "pack-small" in capsys.readouterr().out
+    report = json.loads((tmp_path / "bench.json").read_text())
+    assert report["machine"] == "a small machine" and report["rows"][0]["times"]["numpy"]["rounds"] == 3
+
+
+def test_pytest_front_keeps_the_whole_row(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("pytest_benchmark")
+    out = tmp_path / "bench.json"
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "bench/bench_nap.py",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--threads",
+        "1",
+    ]
+    line += ["-k", "pack-small", "--rounds", "2", f"--benchmark-json={out}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (bench,) = json.loads(out.read_text())["benchmarks"]
+    row = bench["extra_info"]
+    assert {"ours", "numpy", "eager"} <= set(row["times"]) and row["ratio"] > 0
+    assert row["machine"]["versions"]["torch"] and row["ceilings"]["bytes_per_second"] > 0
+
+
+# --- gpu_check
+
+
+@pytest.fixture
+def gpu_check(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import gpu_check as module
+
+    return module
+
+
+FOUND = {
+    "python": "3.12.3",
+    "torch": "2.11.0+cu130",
+    "cuda": "13.0",
+    "cudnn": 91000,
+    "card": {"name": "Some Card 9000", "capability": "9.0", "multiprocessors": 132, "memory_gib": 79.2},
+    "missing": ["hypothesis", "pybind11"],
+    "tools": {"nvcc": "", "compute-sanitizer": ""},
+    "driver": "580.1",
+    "nvcc_version": "",
+}
+
+
+def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    line = [str(ROOT / "bench" / "gpu_check.sh"), *arguments]
+    return subprocess.run(line, capture_output=True, text=True, env=environment, timeout=200, check=False)
+
+
+def test_gpu_check_dry_run_names_every_part() -> None:
+    done = script("--dry-run")
+    assert done.returncode == 0, done.stderr
+    for part in ("build", "load", "ops", "triton", "sanitizer", "bench", "train"):
+        assert f"  {part} " in done.stdout
+    assert "  ops " not in script("--dry-run", "--only", "load", "bench").stdout
+
+
+def test_gpu_check_without_a_card_says_so_and_runs_nothing(tmp_path: pathlib.Path) -> None:
+    done = script("--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "no CUDA device" in done.stderr and "Nothing was run" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_gpu_check_keeps_each_part_at_once(gpu_check, monkeypatch, tmp_path: pathlib.Path) -> None:
+    kept = []
+
+    def part(name: str, state: str):
+        def run(self, limit: float):
+            kept.append(sorted(path.name for path in tmp_path.glob("*.json")))
+            return gpu_check.Part(name, state, f"{name} | done", 1.0, tail="the end")
+
+        return run
+
+    monkeypatch.setattr(gpu_check, "probe", lambda: FOUND)
+    monkeypatch.setattr(gpu_check.Check, "load", part("load", "passed"))
+    monkeypatch.setattr(gpu_check.Check, "train", part("train", "failed"))
+    assert gpu_check.main(["--only", "train", "load", "--out", str(tmp_path)]) == 1
+    assert kept == [[], ["gpu-check-some-card-9000.json"]]
+    report = json.loads((tmp_path / "gpu-check-some-card-9000.json").read_text())
+    assert [(p["name"], p["state"]) for p in report["parts"]] == [("load", "passed"), ("train", "failed")]
+    page = (tmp_path / "gpu-check-some-card-9000.md").read_text()
+    assert "| train | failed | 1 | train / done |" in page and "torch 2.11.0+cu130" in page
+    assert "not installed: hypothesis, pybind11" in page
+
+
+def test_gpu_check_stops_a_part_that_hangs_with_all_its_children(gpu_check) -> None:
+    code = "import subprocess, sys; print('begun', flush=True); subprocess.run(['sleep', '60'])"
+    start = time.monotonic()
+    part = gpu_check.run_part("load", [sys.executable, "-c", code], 3.0)
+    assert time.monotonic() - start < 20
+    assert part.state == "timed out" and "begun" in part.summary
+
+
+def test_gpu_check_reads_a_parts_result_and_its_failure(gpu_check) -> None:
+    code = f"print('{gpu_check.MARK}' + '{{\"summary\": \"3 passed\"}}'); print('more')"
+    part = gpu_check.run_part("ops", [sys.executable, "-c", code], 30.0)
+    assert (part.state, part.summary, part.result) == ("passed", "3 passed", {"summary": "3 passed"})
+    part = gpu_check.run_part("ops", [sys.executable, "-c", "raise SystemExit('no such thing')"], 30.0)
+    assert part.state == "failed" and "exit status 1: no such thing" in part.summary
+    assert gpu_check.run_part("ops", ["/no/such/program"], 30.0).state == "failed"
+
+
+def test_gpu_check_uses_a_library_that_holds_the_cards_code(
+    gpu_check,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+) -> None:
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    (tmp_path / "zbkernels").mkdir()
+    library = tmp_path / "zbkernels" / "_C_cuda.so"
+    check = gpu_check.Check(FOUND, rebuild=False, scratch=tmp_path)
+    assert check.build(5.0).summary.startswith("no nvcc here, and no library was brought along")
+    library.write_bytes(b'\x7fELF..zbkernels-build-info:{"cuda_archs": "80-real;90a-real"}\0..')
+    part = check.build(5.0)
+    assert part.state == "skipped" and "80-real, 90a-real" in part.summary
+    library.write_bytes(b'\x7fELF..zbkernels-build-info:{"cuda_archs": "80-real"}\0..')
+    part = check.build(5.0)
+    assert part.state == "failed" and "code for 80-real only" in part.summary and "90a-real" in part.summary
+
+
+def test_gpu_samples_finds_a_planted_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import gpu_samples
+
+    from zbkernels.ops._op import OPS
+
+    op = OPS["nap_pack"]
+    sample = next(sample for sample in op.samples("cpu", torch.float32) if sample.label == "70 units")
+    assert gpu_samples.check(op, sample, torch.float32, "reference") == ""
+    right = zb.nap_pack
+
+    def flipped(x: torch.Tensor) -> torch.Tensor:
+        return right(x) ^ (x.dtype == torch.float32)  # wrong on the backend under test alone
+
+    broken = dataclasses.replace(op, public=flipped)
+    assert gpu_samples.check(broken, sample, torch.float32, "reference") == "10 of 10 values differ"
+
+
+def test_gpu_samples_keeps_strides_and_special_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import gpu_samples
+
+    base = torch.tensor([9.0, 0.3, float("nan"), -float("inf"), -100.0, 1.2])
+    made = gpu_samples.whole_numbers(base[1:].as_strided((2, 2), (0, 2)))
+    assert made.stride() == (0, 2) and made.storage_offset() == 1
+    assert made[0, 0] == 1.0 and made[0, 1] == -float("inf")
+    assert base[1] == pytest.approx(0.3)  # the sample itself is left alone
+    near = gpu_samples.compare(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]).double(), torch.float32)
+    assert near == "1 of 2 values differ"
+    same = gpu_samples.compare(
+        torch.tensor([float("nan")]), torch.tensor([float("nan")]).double(), torch.float32
+    )
+    assert same == ""
+
+
+def test_gpu_train_trains_both_alike_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import gpu_train
+
+    result = gpu_train.train("cpu", 8, 8)
+    assert result["apart"] < gpu_train.ALLOWED
+    assert len(result["losses"]["fused"]) == 8 and set(result["step_ms"]) == {"fused", "plain"}
