@@ -222,7 +222,11 @@ def _nap_cases() -> list[NapCase]:
     ]
 
 
-SUITES: dict[str, list[Case]] = {"conv": _conv_cases(), "linear": _linear_cases(), "nap": _nap_cases()}
+SUITES: dict[str, list[Case]] = {
+    "conv": [*_conv_cases()],
+    "linear": [*_linear_cases()],
+    "nap": [*_nap_cases()],
+}
 
 # One shape of each kind: what a first look, or a machine lent for minutes, can afford.
 QUICK = {

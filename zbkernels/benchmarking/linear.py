@@ -90,7 +90,7 @@ class LinearProblem:
 
     def _onnx_runtime(self) -> Callable[[], Any]:
         engines.numpy_dtype(self.case.dtype)
-        nodes = [("MatMul", ["x", "weight"], "map", {}), ("Relu", ["map"], "y", {})]
+        nodes: list[tuple] = [("MatMul", ["x", "weight"], "map", {}), ("Relu", ["map"], "y", {})]
         model = lambda: engines.onnx_model(nodes, {"x": self.x}, {"weight": self.weight.T})  # noqa: E731
         return engines.onnx_runtime(model, {"x": self.x}, self.threads)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from zbkernels.benchmarking.cases import Case
+from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase
 from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.check import Wrong, tolerance
 from zbkernels.benchmarking.contestants import Absent, torch_threads
@@ -57,13 +57,17 @@ class Prepared:
 
 def problem_of(case: Case, device: str, threads: int) -> Any:
     """The problem class of a case's suite, made with its inputs and its float64 reference."""
-    if case.suite == "conv":
-        from zbkernels.benchmarking.conv import ConvProblem as Problem
-    elif case.suite == "linear":
-        from zbkernels.benchmarking.linear import LinearProblem as Problem
-    else:
-        from zbkernels.benchmarking.nap import NapProblem as Problem
-    return Problem(case, device, threads)
+    if isinstance(case, ConvCase):
+        from zbkernels.benchmarking.conv import ConvProblem
+
+        return ConvProblem(case, device, threads)
+    if isinstance(case, LinearCase):
+        from zbkernels.benchmarking.linear import LinearProblem
+
+        return LinearProblem(case, device, threads)
+    from zbkernels.benchmarking.nap import NapProblem
+
+    return NapProblem(case, device, threads)
 
 
 def prepare(case: Case, settings: Settings) -> Prepared:

@@ -118,8 +118,8 @@ def show(report: dict[str, Any]) -> None:
         print(markdown(report))
         return
     console = Console(width=None if os.isatty(1) else 200)
-    for line in headline(report):
-        console.print(line, highlight=False, markup=False)
+    for text in headline(report):
+        console.print(text, highlight=False, markup=False)
     for title, header, lines in tables(report):
         table = Table(title=title, title_justify="left")
         for name in header:
