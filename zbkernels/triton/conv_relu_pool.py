@@ -174,7 +174,7 @@ def _fused(
     use_dot = x.dtype != torch.float64 and group_out >= 16
     rows = N * rows_per_image
     block_m = 64 if pack_units or pack_factor else power_of_two(rows, 16, 64)
-    block_n = power_of_two(group_out, 16, 64) if use_dot else power_of_two(K, 1, 32)
+    block_n = power_of_two(group_out, 16, 64) if use_dot else power_of_two(K, 1, 16)
     column_blocks = g.groups * ceil_div(group_out, block_n) if use_dot else ceil_div(K, block_n)
     if y.numel() > 0:
         start(
@@ -218,7 +218,7 @@ def _fused(
             BLOCK_M=block_m,
             BLOCK_N=block_n,
             BLOCK_E=16 if x.dtype == torch.float32 else 32,
-            num_warps=4,
+            num_warps=8 if block_m * block_n > 2048 else 4,  # accumulator, best and winner are registers
             num_stages=2,
         )
     if need_code and g.pool == "none":

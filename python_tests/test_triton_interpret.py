@@ -1,0 +1,314 @@
+"""The Triton kernels in Triton's interpreter, on CPU tensors. Run in a process with TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
+pytest.importorskip("triton")
+
+from compare import whole_numbers
+
+import zbkernels as zb
+from zbkernels.ops import OPS
+from zbkernels.ops._geometry import Geometry, memory_format
+from zbkernels.ops._op import Sample
+from zbkernels.triton import conv_relu_pool, linear_relu, nap_pack, nap_unpack
+
+# NumPy, which the interpreter computes with, warns of every NaN and overflow that the cases are made of.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+conv_ops = importlib.import_module("zbkernels.ops.conv_relu_pool2d")  # the package's attribute is the function
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPE_IDS = ("f32", "f64", "f16", "bf16")
+# A window costs the interpreter some milliseconds a position and filter tap. What these are of is also in smaller
+# samples or in `test_window_of_more_than_255_codes`; they run in float32 alone, or (the first two) not at all.
+TOO_LONG = ("large window", "slope, large window")
+FLOAT32_ONLY = ("stem", "17 channels", "33 channels", "overlapping pool", "kernel larger than the image")
+HALVES = {"f16": 0, "bf16": 1}  # the two half precisions share the forward samples, every second one each
+
+
+@functools.cache
+def samples_of(op: str, dtype: torch.dtype) -> dict[str, Sample]:
+    return {sample.label: sample for sample in OPS[op].samples("cpu", dtype)}
+
+
+def sample_cases(op: str) -> list[object]:
+    """One pytest parameter for each sample and dtype."""
+    cases: list[object] = []
+    for dtype, name in zip(DTYPES, DTYPE_IDS, strict=True):
+        for number, label in enumerate(samples_of(op, dtype)):
+            base = label.split(", units=")[0]
+            if op.startswith("_conv") and (base in TOO_LONG or (name != "f32" and base in FLOAT32_ONLY)):
+                continue
+            if op == "_conv_relu_pool2d_forward" and HALVES.get(name, number % 2) != number % 2:
+                continue
+            cases.append(pytest.param(dtype, label, id=f"{name}-{label}"))
+    return cases
+
+
+def exact_sample(op: str, dtype: torch.dtype, label: str) -> Sample:
+    """The sample in small whole numbers: sums are exact in any order, so that results are compared bit for bit."""
+    sample = samples_of(op, dtype)[label]
+    return sample if label.startswith(("subnormals", "overflow")) else whole_numbers(sample)
+
+
+def same(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal in shape, dtype and every value, NaN included (the sign of a zero is free)."""
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def rounded_conv(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> torch.Tensor:
+    """conv2d in float64, rounded once to x's dtype."""
+    dilation = [1 if weight.shape[2 + d] == 1 else g.dilation[d] for d in (0, 1)]
+    return F.conv2d(x.double(), weight.double(), None, g.stride, g.padding, dilation, g.groups).to(x.dtype)
+
+
+def expected_forward(
+    x: torch.Tensor, weight: torch.Tensor, g: Geometry, need_code: bool, units: str
+) -> tuple[torch.Tensor, ...]:
+    """The reference behind a convolution that is exact up to one rounding: the reference's own is a 1x1 of ones."""
+    pre = rounded_conv(x, weight, g).contiguous(memory_format=memory_format(x))
+    K = weight.shape[0]
+    pooling = g._replace(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=K)
+    ones = torch.ones(K, 1, 1, 1, dtype=x.dtype)
+    return conv_ops.forward_reference(pre, ones, pooling, need_code, units)
+
+
+def check_forward(
+    x: torch.Tensor, weight: torch.Tensor, *conv: object, need_code: bool, units: str, **pool: object
+) -> None:
+    g = Geometry.of("test", *conv, **pool)
+    got = conv_relu_pool.forward(x, weight, *conv, need_code=need_code, units=units, **pool)
+    want = expected_forward(x, weight, g, need_code, units)
+    same(got[0], want[0])
+    assert got[0].stride() == want[0].stride()
+    if need_code:
+        same(got[1], want[1])
+        assert got[1].stride() == want[1].stride()
+    else:
+        assert got[1].shape == (0,)
+    same(got[2], want[2])
+
+
+@pytest.mark.parametrize("dtype, label", sample_cases("_conv_relu_pool2d_forward"))
+def test_conv_forward(dtype: torch.dtype, label: str) -> None:
+    sample = exact_sample("_conv_relu_pool2d_forward", dtype, label)
+    check_forward(*sample.args, **sample.kwargs)
+
+
+@pytest.mark.parametrize("dtype, label", sample_cases("_conv_relu_pool2d_backward"))
+def test_conv_backward(dtype: torch.dtype, label: str) -> None:
+    """Against the reference in float64; the bound is a rounding for each step, relative to the sum of magnitudes."""
+    sample = samples_of("_conv_relu_pool2d_backward", dtype)[label]
+    grad, x, weight, code = sample.args[:4]
+    kwargs = {k: v for k, v in sample.kwargs.items() if k not in ("need_x", "need_weight")}
+    g = Geometry.of("test", *sample.args[4:], **kwargs)
+    needs = sample.kwargs["need_x"], sample.kwargs["need_weight"]
+    got = conv_relu_pool.backward(*sample.args, **sample.kwargs)
+    wide = [t.double() for t in (grad, x, weight)]
+    want = conv_ops.backward_reference(*wide, code, g, *needs)
+    bound = conv_ops.backward_reference(*(t.abs() for t in wide), code, g, *needs)
+    for result, right, limit, tensor, needed in zip(got, want, bound, (x, weight), needs, strict=True):
+        if not needed:
+            assert result.shape == (0,) and result.dtype == dtype
+            continue
+        assert result.shape == tensor.shape and result.dtype == dtype
+        assert result.is_contiguous(memory_format=memory_format(tensor))
+        largest = limit[limit.isfinite()].max().item() if limit.isfinite().any() else 0.0
+        right = right.to(dtype).double()  # half precision may overflow, as it should
+        torch.testing.assert_close(
+            result.double(), right, rtol=0, atol=8 * torch.finfo(dtype).eps * largest + torch.finfo(dtype).tiny, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
+@pytest.mark.parametrize("slope", (0.0, 0.25))
+@pytest.mark.parametrize("pool", ("max", "avg", "none"))
+def test_expanded_gradient_is_exact(dtype: torch.dtype, slope: float, pool: str) -> None:
+    """Through a 1x1 depthwise convolution of ones grad_x is the expanded gradient itself. Windows overlap, gradients
+    are whole numbers (multiples of a window's size for the average), so every sum is exact."""
+    gen = torch.Generator().manual_seed(3)
+    x = torch.randint(-2, 3, (2, 3, 9, 8), generator=gen).to(dtype)
+    x[1, 2, 4, 4] = float("nan")
+    ones = torch.ones(3, 1, 1, 1, dtype=dtype)
+    window = {"pool_kernel": (2, 2), "pool_stride": (1, 2), "pool_padding": (1, 0)}
+    g = Geometry.of("test", groups=3, pool=pool, negative_slope=slope, **window)
+    y, code, _ = expected_forward(x, ones, g, True, "")
+    grad = 4 * torch.randint(-3, 4, y.shape, generator=gen).to(dtype)
+    flags = {"need_x": True, "need_weight": False}
+    got, _ = conv_relu_pool.backward(grad, x, ones, code, *g.conv_args(), **g.pool_kwargs(), **flags)
+    want, _ = conv_ops.backward_reference(grad.double(), x.double(), ones.double(), code, g, True, False)
+    same(got.double(), want)
+
+
+def test_gradient_of_infinity_is_zero_behind_a_dead_unit() -> None:
+    x = -torch.ones(1, 1, 4, 4)
+    ones = torch.ones(1, 1, 1, 1)
+    for pool in ("max", "avg", "none"):
+        g = Geometry.of("test", pool=pool)
+        y, code, _ = expected_forward(x, ones, g, True, "")
+        grad = torch.full_like(y, float("inf"))
+        grad_x, _ = conv_relu_pool.backward(
+            grad, x, ones, code, *g.conv_args(), **g.pool_kwargs(), need_x=True, need_weight=False
+        )
+        same(grad_x, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("size", ((9, 9), (10, 10), (18, 18)), ids=("map 49", "map 64", "map 256"))
+@pytest.mark.parametrize(
+    "pool, units",
+    [(pool, units) for pool in ("max", "avg", "none") for units in ("relu", "output")] + [("max", "winner")],
+)
+@pytest.mark.parametrize("channels_last", (False, True), ids=("nchw", "nhwc"))
+def test_signatures(size: tuple[int, int], pool: str, units: str, channels_last: bool) -> None:
+    """Planes that end within a word, at its end, and after several; with bits from the kernel and from the map."""
+    gen = torch.Generator().manual_seed(4)
+    x = torch.randint(-2, 3, (2, 1, *size), generator=gen).float()
+    x[1, 0, 3, 3] = float("nan")
+    weight = torch.randint(-2, 3, (16, 1, 3, 3), generator=gen).float()
+    if channels_last:
+        # one channel has no layout of its own; two of them, one of zeros, do
+        x = torch.cat([x, torch.zeros_like(x)], 1).to(memory_format=torch.channels_last)
+        weight = torch.cat([weight, torch.ones_like(weight)], 1)
+    g = Geometry.of("test", stride=2 if size == (18, 18) else 1, pool=pool)
+    check_forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=True, units=units)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
+@pytest.mark.parametrize("groups", (1, 2))
+def test_conv_through_dot_in_each_dtype(dtype: torch.dtype, groups: int) -> None:
+    """Enough output channels for tl.dot (float64 keeps its own sums), over several blocks of taps."""
+    gen = torch.Generator().manual_seed(5)
+    x = torch.randint(-2, 3, (2, 6, 6, 7), generator=gen).to(dtype)
+    weight = torch.randint(-1, 2, (18 * groups, 6 // groups, 3, 3), generator=gen).to(dtype)
+    g = Geometry.of("test", 1, 1, (2, 1), groups, pool_kernel=(2, 1))
+    check_forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=True, units="output")
+
+
+@pytest.mark.parametrize("slope, size", ((0.0, (16, 16)), (0.5, (11, 12))))
+def test_window_of_more_than_255_codes(slope: float, size: tuple[int, int]) -> None:
+    gen = torch.Generator().manual_seed(6)
+    x = torch.randint(-3, 0, (2, 1, *size), generator=gen).float()
+    x[0, 0, -1, -1] = 2  # the last position wins
+    g = Geometry.of("test", pool_kernel=size, negative_slope=slope)
+    one = torch.ones(1, 1, 1, 1)
+    y, code, _ = conv_relu_pool.forward(x, one, *g.conv_args(), **g.pool_kwargs(), need_code=True, units="")
+    assert code.dtype == torch.int32
+    last = size[0] * size[1] - 1
+    assert code[0].item() == (1 + last if slope == 0 else 1 + 2 * last)
+    want = expected_forward(x, one, g, True, "")
+    same(y, want[0])
+    same(code, want[1])
+
+
+def test_real_numbers_stay_within_float32_rounding() -> None:
+    gen = torch.Generator().manual_seed(7)
+    x, weight = torch.randn(2, 20, 6, 6, generator=gen), torch.randn(16, 20, 3, 3, generator=gen)
+    g = Geometry.of("test", pool="none")
+    y, _, _ = conv_relu_pool.forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units="")
+    wide = F.relu(F.conv2d(x.double(), weight.double()))
+    bound = F.conv2d(x.abs().double(), weight.abs().double())
+    assert ((y - wide).abs() <= 180 * 2**-24 * bound).all()
+
+
+@pytest.mark.parametrize("op", ("linear_relu", "linear_relu_nap"))
+@pytest.mark.parametrize("dtype, label", sample_cases("linear_relu"))
+def test_linear(op: str, dtype: torch.dtype, label: str) -> None:
+    x, weight, *rest = exact_sample("linear_relu", dtype, label).args
+    slope = rest[0] if rest else 0.0
+    y, sig = linear_relu.forward(x, weight, slope, need_sig=op == "linear_relu_nap")
+    pre = (x.double() @ weight.double().t()).to(dtype)
+    want = F.relu(pre) if slope == 0 else pre if slope == 1 else F.leaky_relu(pre, slope)
+    same(y, want)
+    assert y.is_contiguous()
+    if op == "linear_relu_nap":
+        words = OPS["nap_pack"].reference(y.reshape(y.shape[:-1].numel(), weight.shape[0]))
+        same(sig, words.reshape(*y.shape[:-1], words.shape[-1]))
+    else:
+        assert sig.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.bool), ids=(*DTYPE_IDS, "bool"))
+def test_nap_pack(dtype: torch.dtype) -> None:
+    for sample in OPS["nap_pack"].samples("cpu", torch.float32 if dtype == torch.bool else dtype):
+        x = sample.args[0] > 0 if dtype == torch.bool else sample.args[0]
+        got = nap_pack.forward(x)
+        want = OPS["nap_pack"].reference(x)
+        assert torch.equal(got, want), sample.label
+
+
+def test_nap_pack_walks_any_strides() -> None:
+    x = torch.randn(3, 4, 5, 6, 7, generator=torch.Generator().manual_seed(8))
+    for order in ((0, 4, 3, 2, 1), (1, 0, 3, 4, 2), (4, 1, 2, 3, 0), (0, 2, 1, 4, 3)):
+        view = x.permute(order)
+        assert torch.equal(nap_pack.forward(view), OPS["nap_pack"].reference(view))
+
+
+def test_nap_pack_words() -> None:
+    """Units in word order, padding bits 0."""
+    x = torch.zeros(3, 70)
+    x[0, 63], x[1, 64], x[2] = 1, 1, 1
+    assert nap_pack.forward(x).tolist() == [[-(2**63), 0], [0, 1], [-1, 63]]
+
+
+def test_nap_unpack() -> None:
+    for sample in OPS["nap_unpack"].samples():
+        assert torch.equal(nap_unpack.forward(*sample.args), OPS["nap_unpack"].reference(*sample.args)), sample.label
+
+
+def train_step(backend: str, make_grad: str) -> list[torch.Tensor]:
+    gen = torch.Generator().manual_seed(9)
+    x1, x2 = (torch.randn(2, 3, 8, 8, generator=gen).requires_grad_() for _ in range(2))
+    weight = torch.randn(4, 3, 3, 3, generator=gen).requires_grad_()
+    with zb.use_backend(backend):
+        a, b = zb.conv_relu_pool2d(x1, weight, padding=1), zb.conv_relu_pool2d(x2, weight, padding=1)
+        r = torch.randn(4, 4, 4, 4, generator=gen)
+        if make_grad == "cat":
+            (torch.cat([a, b]) * r).sum().backward()
+        elif make_grad == "sum":
+            (a.sum() + b.sum()).backward()
+        else:
+            ((a + b).permute(0, 2, 3, 1) * r[:2]).sum().backward()
+    return [x1.grad, x2.grad, weight.grad]
+
+
+@pytest.mark.parametrize("make_grad", ("cat", "sum", "permute"))
+def test_public_op_trains_with_gradients_of_any_layout(make_grad: str) -> None:
+    got = train_step("triton", make_grad)
+    assert zb.last_kernel().startswith("triton")
+    for ours, theirs in zip(got, train_step("reference", make_grad), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_results_repeat_bit_for_bit() -> None:
+    for ours, again in zip(train_step("triton", "cat"), train_step("triton", "cat"), strict=True):
+        assert torch.equal(ours, again)
+
+
+def test_can_run_gives_reasons() -> None:
+    x, weight = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 1, 1)
+    assert conv_relu_pool.can_run(x, weight) is None
+    assert linear_relu.can_run(torch.randn(2, 3), torch.randn(4, 3), 0.0, need_sig=True) is None
+    assert nap_pack.can_run(torch.zeros(2, 3, dtype=torch.bool)) is None
+    assert nap_unpack.can_run(torch.zeros(2, 3, dtype=torch.int64), 130) is None
+    assert "torch.int64 is none of" in conv_relu_pool.can_run(x.long(), weight.long())
+    assert "counts it in 32 bits" in conv_relu_pool.can_run(x, weight, (1, 1), (2**31, 0))
+    assert "counts it in 32 bits" in conv_relu_pool.can_run(x[..., :1].expand(1, 1, 4, 2**31), weight)
+    assert "filter" in conv_relu_pool.can_run(x, weight.expand(1, 2**31, 1, 1))
+    assert "torch.float32 is none of" in nap_unpack.can_run(torch.zeros(2, 3), 130)
+    meta = torch.empty(2, 3, device="meta")
+    assert "meta" in nap_pack.can_run(meta)
+    assert "one device" in linear_relu.can_run(torch.randn(2, 3), meta)
+
+
+def test_can_run_accepts_a_huge_dilation_of_one_position() -> None:
+    x, weight = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 1, 1)
+    assert conv_relu_pool.can_run(x, weight, (1, 1), (0, 0), (2**31 - 1, 2**31 - 1)) is None
