@@ -15,8 +15,8 @@ ZB_DEVICE void or_bits(uint64_t* words, int64_t first, uint32_t bits) {
   if (rest != 0) atomicOr(word + 1, rest);
 }
 
-// One bit per lane: lanes hold consecutive units `at` of rows of `length` units, `first` is the bit of this lane.
-// The first lane of each row within the warp writes the row's bits. All lanes of the warp must call.
+// One bit per lane: lanes hold consecutive units `at` of rows of `length` units, `first` is the bit of this
+// lane. The first lane of each row within the warp writes the row's bits. All lanes of the warp must call.
 ZB_DEVICE void or_lanes(uint64_t* words, int64_t first, int64_t at, int64_t length, bool live, bool on) {
   const uint32_t votes = __ballot_sync(kWholeWarp, live && on);
   const int lane = static_cast<int>(threadIdx.x & 31);

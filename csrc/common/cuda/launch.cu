@@ -2,8 +2,6 @@
 
 #include <string>
 
-#include "common/last_kernel.h"
-
 extern "C" const char zb_build_info[];
 
 namespace zb::cuda {
@@ -33,8 +31,6 @@ std::string capability() {
 }
 
 }  // namespace
-
-void note_kernel(const char* literal) { zb::note_kernel(literal); }
 
 void check(const char* op, const char* action, cudaError_t code) {
   if (code == cudaSuccess) return;

@@ -2,17 +2,20 @@
 //
 // 1. spread_grad   the gradient of the un-pooled map [N, K, H1, W1], from grad and the forward pass's code
 // 2. input_grad    a thread sums one input position of LANES channels over the map positions that it reached
-// 3. weight_tiles  (or weight_sums, for few channels) sums over slices of the batch, then add_slices over the slices
+// 3. weight_tiles  (or weight_sums, for few channels) sums over slices of the batch, then add_slices over the
+// slices
 //
 // Floor (bytes): grad, code, x, weight once, grad_x, grad_weight once. Floor (operations): 2·N·K·H1·W1·Cg·R·S
 // multiply-adds, fewer where the code's zeros are used.
 //
 // Ladder
-//   1  the un-pooled gradient is written once and read by both products, in the dtype of x as torch's own chain of
+//   1  the un-pooled gradient is written once and read by both products, in the dtype of x as torch's own
+//   chain of
 //      backward passes has it. Not yet run on a card.
 #include "conv_relu_pool/cuda/backward.h"
 
 #include "common/cuda/tile_product.h"
+#include "common/last_kernel.h"
 #include "conv_relu_pool/cuda/geometry.h"
 #include "conv_relu_pool/cuda/pack_weight.h"
 
@@ -26,16 +29,16 @@ constexpr int kSumThreads = 256;
 
 struct Code {
   const void* data;
-  bool wide;          // position codes: int32, else uint8
-  Strides strides;    // of position codes
+  bool wide;            // position codes: int32, else uint8
+  Strides strides;      // of position codes
   int64_t plane_words;  // of bit codes
 };
 
-// The gradient that reaches map position (h, w) of plane (n, k) from the windows that hold it, before the factor of
-// the activation; `factor` is set from the position codes (max pooling).
+// The gradient that reaches map position (h, w) of plane (n, k) from the windows that hold it, before the
+// factor of the activation; `factor` is set from the position codes (max pooling).
 template <class T>
-ZB_DEVICE Sum<T> from_windows(const Geometry& g, const T* __restrict__ grad, const Strides& s, const Code& code,
-                              int64_t n, int64_t k, int64_t h, int64_t w, bool& unscaled) {
+ZB_DEVICE Sum<T> from_windows(const Geometry& g, const T* __restrict__ grad, const Strides& s,
+                              const Code& code, int64_t n, int64_t k, int64_t h, int64_t w, bool& unscaled) {
   using A = Sum<T>;
   const bool leaky = g.slope > 0;
   A sum = 0;
@@ -48,8 +51,8 @@ ZB_DEVICE Sum<T> from_windows(const Geometry& g, const T* __restrict__ grad, con
         continue;
       }
       const int64_t c = n * code.strides.n + k * code.strides.c + p * code.strides.h + q * code.strides.w;
-      const int winner = code.wide ? static_cast<const int32_t*>(code.data)[c]
-                                   : static_cast<const uint8_t*>(code.data)[c];
+      const int winner =
+          code.wide ? static_cast<const int32_t*>(code.data)[c] : static_cast<const uint8_t*>(code.data)[c];
       if (winner == 0) continue;
       const int64_t position = (h - g.h.window_start(p)) * g.w.window + w - g.w.window_start(q);
       if ((leaky ? (winner - 1) / 2 : winner - 1) != position) continue;
@@ -62,11 +65,13 @@ ZB_DEVICE Sum<T> from_windows(const Geometry& g, const T* __restrict__ grad, con
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    spread_grad(Geometry g, const T* __restrict__ grad, Strides strides, Code code, T* __restrict__ map_grad) {
+    spread_grad(Geometry g, const T* __restrict__ grad, Strides strides, Code code,
+                T* __restrict__ map_grad) {
   using A = Sum<T>;
   const A slope = static_cast<A>(g.slope);
   const int64_t plane = g.map_size(), count = g.N * g.K * plane;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
     const int64_t at = i % plane, nk = i / plane;
     const int64_t n = nk / g.K, k = nk % g.K, h = at / g.w.map, w = at % g.w.map;
     bool unscaled = true;
@@ -217,8 +222,8 @@ __global__ void __launch_bounds__(cuda::kTileThreads)
 #pragma unroll
     for (int i = 0; i < 4; ++i) right.taps[i].set(g, strides, group, column + high + 16 * i);
     A sums[4][4] = {};
-    cuda::tile_product(shared, begin, begin + slice_length < length ? begin + slice_length : length, left, right,
-                       sums);
+    cuda::tile_product(shared, begin, begin + slice_length < length ? begin + slice_length : length, left,
+                       right, sums);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t row = k + high + 16 * i;
@@ -231,7 +236,8 @@ __global__ void __launch_bounds__(cuda::kTileThreads)
   }
 }
 
-// The same for few channels (depthwise), where tiles would be nearly empty: a block sums one weight of one slice.
+// The same for few channels (depthwise), where tiles would be nearly empty: a block sums one weight of one
+// slice.
 template <class T>
 __global__ void __launch_bounds__(kSumThreads)
     weight_sums(Geometry g, const T* __restrict__ map_grad, const T* __restrict__ x, Strides strides,
@@ -266,10 +272,11 @@ __global__ void __launch_bounds__(kSumThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    add_slices(Geometry g, const Sum<T>* __restrict__ slices, int64_t slice_count, T* __restrict__ grad_weight,
-               Strides strides) {
+    add_slices(Geometry g, const Sum<T>* __restrict__ slices, int64_t slice_count,
+               T* __restrict__ grad_weight, Strides strides) {
   const int64_t count = g.K * g.Cg * g.h.kernel * g.w.kernel;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
     Sum<T> sum = 0;
     for (int64_t s = 0; s < slice_count; ++s) sum += slices[s * count + i];
     const int64_t w = i % g.w.kernel, h = i / g.w.kernel % g.h.kernel;
@@ -296,9 +303,10 @@ void run_weight(const cuda::Place& place, const Problem& p, const Geometry& g, c
   // The slices depend on sizes alone, so that results do not depend on the device.
   const int64_t columns = p.Cg * p.R * p.S, length = p.N * p.H1 * p.W1;
   const bool tiles = p.Kg >= 8 && columns >= 8;
-  const int64_t per_slice = tiles ? p.groups * cuda::pieces(p.Kg, cuda::kTile) * cuda::pieces(columns, cuda::kTile)
-                                  : p.K * columns;
-  const int64_t wanted = cuda::pieces(tiles ? 512 : 2048, per_slice), most = cuda::pieces(length, tiles ? 256 : 2048);
+  const int64_t per_slice =
+      tiles ? p.groups * cuda::pieces(p.Kg, cuda::kTile) * cuda::pieces(columns, cuda::kTile) : p.K * columns;
+  const int64_t wanted = cuda::pieces(tiles ? 512 : 2048, per_slice),
+                most = cuda::pieces(length, tiles ? 256 : 2048);
   const int64_t slice_length = cuda::pieces(length, wanted < most ? wanted : most);
   const int64_t slice_count = cuda::pieces(length, slice_length);
   const Tensor slices = empty_on(x, {slice_count, p.K, columns}, cuda::sum_dtype<T>());
@@ -306,21 +314,23 @@ void run_weight(const cuda::Place& place, const Problem& p, const Geometry& g, c
   cuda::launch(place, tiles ? "conv_relu_pool weight_tiles" : "conv_relu_pool weight_sums",
                tiles ? weight_tiles<T> : weight_sums<T>, slice_count * per_slice,
                tiles ? cuda::kTileThreads : kSumThreads,
-               tiles ? cuda::tile_shared_bytes<Sum<T>>() : kSumThreads * sizeof(Sum<T>), g, cuda::read<T>(map_grad),
-               cuda::read<T>(x), x_strides, slice_length, slice_count, cuda::write<Sum<T>>(slices));
-  cuda::launch(place, "conv_relu_pool add_slices", add_slices<T>, cuda::pieces(p.K * columns, kThreads), kThreads, 0,
-               g, cuda::read<Sum<T>>(slices), slice_count, cuda::write<T>(grad_weight), strides_of(grad_weight));
+               tiles ? cuda::tile_shared_bytes<Sum<T>>() : kSumThreads * sizeof(Sum<T>), g,
+               cuda::read<T>(map_grad), cuda::read<T>(x), x_strides, slice_length, slice_count,
+               cuda::write<Sum<T>>(slices));
+  cuda::launch(place, "conv_relu_pool add_slices", add_slices<T>, cuda::pieces(p.K * columns, kThreads),
+               kThreads, 0, g, cuda::read<Sum<T>>(slices), slice_count, cuda::write<T>(grad_weight),
+               strides_of(grad_weight));
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                    const Tensor& code, bool need_x, bool need_weight) {
+std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const Tensor& x,
+                                    const Tensor& weight, const Tensor& code, bool need_x, bool need_weight) {
   const cuda::Place place("conv_relu_pool2d backward", x);
   const Ints x_sizes(x.sizes().begin(), x.sizes().end());
   const Tensor grad_x = empty_on(x, need_x ? x_sizes : Ints{0}, p.dtype, need_x && p.x_channels_last);
-  const Tensor grad_weight =
-      empty_on(x, need_weight ? Ints{p.K, p.Cg, p.R, p.S} : Ints{0}, p.dtype, need_weight && p.w_channels_last);
+  const Tensor grad_weight = empty_on(x, need_weight ? Ints{p.K, p.Cg, p.R, p.S} : Ints{0}, p.dtype,
+                                      need_weight && p.w_channels_last);
   if (p.N == 0) {
     if (need_weight) {
       cuda::dispatch(p.dtype, [&](auto type) {
@@ -335,18 +345,19 @@ std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const 
   const Tensor map_grad = empty_on(x, {p.N, p.K, p.H1, p.W1}, p.dtype);
   const bool positions = p.pool == Pool::kMax;
   const Tensor kept = positions ? code : torch::stable::contiguous(code);  // a bit code comes as it was given
-  const Code codes{kept.const_data_ptr(), p.code_dtype == ScalarType::Int, positions ? strides_of(kept) : Strides{},
-                   p.map_words()};
+  const Code codes{kept.const_data_ptr(), p.code_dtype == ScalarType::Int,
+                   positions ? strides_of(kept) : Strides{}, p.map_words()};
   cuda::dispatch(p.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     constexpr int kLanes = sizeof(T) == 8 ? 4 : 8;
-    cuda::launch(place, "conv_relu_pool spread_grad", spread_grad<T>, cuda::pieces(map_grad.numel(), kThreads),
-                 kThreads, 0, g, cuda::read<T>(grad), strides_of(grad), codes, cuda::write<T>(map_grad));
+    cuda::launch(place, "conv_relu_pool spread_grad", spread_grad<T>,
+                 cuda::pieces(map_grad.numel(), kThreads), kThreads, 0, g, cuda::read<T>(grad),
+                 strides_of(grad), codes, cuda::write<T>(map_grad));
     if (need_x && p.Cg > kLanes / 2) run_input<T, kLanes>(place, p, g, map_grad, weight, grad_x);
     if (need_x && p.Cg <= kLanes / 2) run_input<T, 1>(place, p, g, map_grad, weight, grad_x);
     if (need_weight) run_weight<T>(place, p, g, map_grad, x, grad_weight);
   });
-  cuda::note_kernel("conv_relu_pool backward simt");
+  note_kernel("backward simt");
   return {grad_x, grad_weight};
 }
 

@@ -6,7 +6,7 @@
 namespace zb::conv_relu_pool {
 
 // (grad_x, grad_weight), each of shape [0] where not wanted.
-std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                    const Tensor& code, bool need_x, bool need_weight);
+std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const Tensor& x,
+                                    const Tensor& weight, const Tensor& code, bool need_x, bool need_weight);
 
 }  // namespace zb::conv_relu_pool

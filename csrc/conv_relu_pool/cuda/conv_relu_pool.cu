@@ -4,7 +4,8 @@
 // Floor (operations): N·K·H1·W1·Cg·R·S multiply-adds in float32 (float64) outside the tensor cores.
 //
 // Ladder
-//   1  general: a thread owns one pool window of LANES output channels, neighbouring threads neighbouring windows;
+//   1  general: a thread owns one pool window of LANES output channels, neighbouring threads neighbouring
+//   windows;
 //      the pool happens in registers and the un-pooled map is never written. Not yet run on a card.
 //
 // Overlapping windows compute the shared map values once for each window.
@@ -12,6 +13,7 @@
 
 #include "common/cuda/bits.h"
 #include "common/cuda/dtype.h"
+#include "common/last_kernel.h"
 #include "common/register.h"
 #include "conv_relu_pool/cuda/backward.h"
 #include "conv_relu_pool/cuda/geometry.h"
@@ -23,9 +25,10 @@ namespace {
 using cuda::Sum;
 
 constexpr int kThreads = 128;
+constexpr int kBlocksPerSm = 4;  // at most 128 registers; left to itself ptxas takes fewer and spills
 
-// Where bits go; nullptr where not wanted. `image_bits` is the distance of two images in sig, `plane_bits` that of
-// two planes of a bit code.
+// Where bits go; nullptr where not wanted. `image_bits` is the distance of two images in sig, `plane_bits`
+// that of two planes of a bit code.
 struct Sinks {
   uint64_t* map_sig;     // units "relu": act > 0 over the un-pooled map
   uint64_t* output_sig;  // units "output": y > 0 (also "relu" without a pool)
@@ -128,9 +131,10 @@ struct RowBits {
 };
 
 template <class T, int LANES>
-__global__ void __launch_bounds__(kThreads)
-    windows(Geometry g, const T* __restrict__ x, Strides x_strides, const Lanes<Sum<T>, LANES>* __restrict__ packed,
-            T* __restrict__ y, Strides y_strides, Sinks sinks) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    windows(Geometry g, const T* __restrict__ x, Strides x_strides,
+            const Lanes<Sum<T>, LANES>* __restrict__ packed, T* __restrict__ y, Strides y_strides,
+            Sinks sinks) {
   using A = Sum<T>;
   const A slope = static_cast<A>(g.slope);
   const int64_t plane = g.out_size(), taps = g.Cg * g.h.kernel * g.w.kernel;
@@ -146,8 +150,8 @@ __global__ void __launch_bounds__(kThreads)
 
     if (task.live) {
       const T* const image = x + task.n * x_strides.n + task.group * g.Cg * x_strides.c;
-      const Lanes<A, LANES>* const weight = packed + (task.group * cuda::pieces(g.Kg, LANES) +
-                                                      (task.k - task.group * g.Kg) / LANES) * taps;
+      const Lanes<A, LANES>* const weight =
+          packed + (task.group * cuda::pieces(g.Kg, LANES) + (task.k - task.group * g.Kg) / LANES) * taps;
       const int64_t top = g.h.window_start(p), left = g.w.window_start(q);
       const int64_t i_first = top < 0 ? -top : 0, j_first = left < 0 ? -left : 0;
       const int64_t i_end = g.h.window < g.h.map - top ? g.h.window : g.h.map - top;
@@ -194,7 +198,8 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t k = task.k + l;
       const A value = result[l];
       if (task.live) {
-        y[task.n * y_strides.n + k * y_strides.c + p * y_strides.h + q * y_strides.w] = cuda::narrow<T>(value);
+        y[task.n * y_strides.n + k * y_strides.c + p * y_strides.h + q * y_strides.w] =
+            cuda::narrow<T>(value);
         if (sinks.position_code) {
           int code = 0;
           if (slope > 0) {
@@ -211,18 +216,17 @@ __global__ void __launch_bounds__(kThreads)
           }
         }
         if (sinks.winner_sig && value > 0) {
-          cuda::or_bits(sinks.winner_sig,
-                        task.n * sinks.image_bits + (k * plane + task.at) * sinks.unit_bits,
+          cuda::or_bits(sinks.winner_sig, task.n * sinks.image_bits + (k * plane + task.at) * sinks.unit_bits,
                         static_cast<uint32_t>(1 + winner[l]));
         }
       }
       if (sinks.output_sig) {
-        cuda::or_lanes(sinks.output_sig, task.n * sinks.image_bits + k * plane + task.at, task.at, plane, task.live,
-                       value > 0);
+        cuda::or_lanes(sinks.output_sig, task.n * sinks.image_bits + k * plane + task.at, task.at, plane,
+                       task.live, value > 0);
       }
       if (sinks.map_code && g.pool == Pool::kNone) {
-        cuda::or_lanes(sinks.map_code, (task.n * g.K + k) * sinks.plane_bits + task.at, task.at, plane, task.live,
-                       passes(value, slope));
+        cuda::or_lanes(sinks.map_code, (task.n * g.K + k) * sinks.plane_bits + task.at, task.at, plane,
+                       task.live, passes(value, slope));
       }
     }
   }
@@ -230,9 +234,9 @@ __global__ void __launch_bounds__(kThreads)
 
 // The map bits of positions that lie in no window (the rest that floor leaves, or a stride above the kernel).
 template <class T, int LANES>
-__global__ void __launch_bounds__(kThreads)
-    uncovered(Geometry g, const T* __restrict__ x, Strides x_strides, const Lanes<Sum<T>, LANES>* __restrict__ packed,
-              Sinks sinks) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    uncovered(Geometry g, const T* __restrict__ x, Strides x_strides,
+              const Lanes<Sum<T>, LANES>* __restrict__ packed, Sinks sinks) {
   const Sum<T> slope = static_cast<Sum<T>>(g.slope);
   const int64_t plane = g.map_size(), taps = g.Cg * g.h.kernel * g.w.kernel;
   const int64_t items = Task<LANES>::items(g, plane);
@@ -241,9 +245,10 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = task.at / g.w.map, column = task.at % g.w.map;
     if (!task.live || (g.h.covered(row) && g.w.covered(column))) continue;
     Sum<T> act[LANES];
-    convolve<T, LANES>(g, x + task.n * x_strides.n + task.group * g.Cg * x_strides.c, x_strides,
-                       packed + (task.group * cuda::pieces(g.Kg, LANES) + (task.k - task.group * g.Kg) / LANES) * taps,
-                       row, column, act);
+    convolve<T, LANES>(
+        g, x + task.n * x_strides.n + task.group * g.Cg * x_strides.c, x_strides,
+        packed + (task.group * cuda::pieces(g.Kg, LANES) + (task.k - task.group * g.Kg) / LANES) * taps, row,
+        column, act);
     RowBits<LANES> bits;
     bits.count = 1;
 #pragma unroll
@@ -265,8 +270,9 @@ void run(const cuda::Place& place, const Problem& p, const Geometry& g, const Te
   const Tensor packed = packed_weight<T, LANES>(place, order, weight);
   const auto* taps = static_cast<const Tap*>(packed.const_data_ptr());
   const Strides x_strides{p.x_strides[0], p.x_strides[1], p.x_strides[2], p.x_strides[3]};
-  cuda::launch(place, "conv_relu_pool windows", windows<T, LANES>, Task<LANES>::items(g, g.out_size()), kThreads, 0,
-               g, cuda::read<T>(x), x_strides, taps, cuda::write<T>(out.y), strides_of(out.y), sinks);
+  cuda::launch(place, "conv_relu_pool windows", windows<T, LANES>, Task<LANES>::items(g, g.out_size()),
+               kThreads, 0, g, cuda::read<T>(x), x_strides, taps, cuda::write<T>(out.y), strides_of(out.y),
+               sinks);
   if ((sinks.map_sig || sinks.map_code) && !(g.h.all_covered() && g.w.all_covered())) {
     cuda::launch(place, "conv_relu_pool uncovered", uncovered<T, LANES>, Task<LANES>::items(g, g.map_size()),
                  kThreads, 0, g, cuda::read<T>(x), x_strides, taps, sinks);
@@ -308,7 +314,7 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
       run<T, 1>(place, p, g, x, weight, out, sinks);
     }
   });
-  cuda::note_kernel("conv_relu_pool forward simt");
+  note_kernel("direct simt");
 }
 
 const Registration registration("CUDA", {ZB_CONV_RELU_POOL_KERNELS(forward, backward)});

@@ -11,8 +11,8 @@ struct Axis {
   int64_t in, kernel, stride, padding, dilation, map;
   int64_t window, window_stride, window_padding, out;
 
-  // The first map index of a window (outside the map where padding is), and the windows that hold a map index:
-  // first..last, none where last < first. Windows are clipped to out, and to starts at 0 or later.
+  // The first map index of a window (outside the map where padding is), and the windows that hold a map
+  // index: first..last, none where last < first. Windows are clipped to out, and to starts at 0 or later.
   ZB_HOST_DEVICE int64_t window_start(int64_t o) const { return o * window_stride - window_padding; }
   ZB_HOST_DEVICE int64_t last_window(int64_t m) const {
     const int64_t o = (m + window_padding) / window_stride;
@@ -68,11 +68,16 @@ inline Geometry geometry_of(const Problem& p) {
     return Axis{in,  kernel,           p.stride[d],      p.padding[d],      p.dilation[d],
                 map, p.pool_kernel[d], p.pool_stride[d], p.pool_padding[d], out};
   };
-  return {p.N,    p.C,    p.K,
-          p.Cg,   p.Kg,   p.groups,
+  return {p.N,
+          p.C,
+          p.K,
+          p.Cg,
+          p.Kg,
+          p.groups,
           axis(0, p.H, p.R, p.H1, p.P),
           axis(1, p.W, p.S, p.W1, p.Q),
-          p.pool, p.count_include_pad,
+          p.pool,
+          p.count_include_pad,
           p.slope};
 }
 

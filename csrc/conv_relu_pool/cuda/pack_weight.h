@@ -1,6 +1,6 @@
 // Weights of any strides laid out for kernels whose threads compute LANES channels at once:
-// [groups, blocks, taps..., LANES] in the type of the sums, so that one or two 16-byte loads, the same for the whole
-// warp, bring a tap of all channels. Channels past the end of a group get zeros.
+// [groups, blocks, taps..., LANES] in the type of the sums, so that one or two 16-byte loads, the same for
+// the whole warp, bring a tap of all channels. Channels past the end of a group get zeros.
 #pragma once
 
 #include "common/cuda/dtype.h"
@@ -23,7 +23,8 @@ struct WeightOrder {
 constexpr int kPackThreads = 256;
 
 template <class T, int LANES>
-__global__ void pack_weight(WeightOrder order, const T* __restrict__ weight, cuda::Sum<T>* __restrict__ packed) {
+__global__ void pack_weight(WeightOrder order, const T* __restrict__ weight,
+                            cuda::Sum<T>* __restrict__ packed) {
   const int64_t blocks = cuda::pieces(order.channels, LANES), taps = order.taps();
   const int64_t count = order.groups * blocks * taps * LANES;
   for (int64_t i = int64_t{blockIdx.x} * kPackThreads + threadIdx.x; i < count;
@@ -43,8 +44,8 @@ template <class T, int LANES>
 Tensor packed_weight(const cuda::Place& place, const WeightOrder& order, const Tensor& weight) {
   const int64_t count = order.groups * cuda::pieces(order.channels, LANES) * order.taps() * LANES;
   const Tensor packed = empty_on(weight, {count}, cuda::sum_dtype<T>());
-  cuda::launch(place, "pack_weight", pack_weight<T, LANES>, cuda::pieces(count, kPackThreads), kPackThreads, 0, order,
-               cuda::read<T>(weight), cuda::write<cuda::Sum<T>>(packed));
+  cuda::launch(place, "pack_weight", pack_weight<T, LANES>, cuda::pieces(count, kPackThreads), kPackThreads,
+               0, order, cuda::read<T>(weight), cuda::write<cuda::Sum<T>>(packed));
   return packed;
 }
 

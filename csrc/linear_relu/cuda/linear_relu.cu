@@ -1,21 +1,23 @@
 // act(x weightᵀ) on a GPU, and the sign bits of its results.
 //
-// Floor (bytes): x, weight and y once (+ 1 bit a result). Floor (operations): rows·out·in multiply-adds in float32
-// (float64) outside the tensor cores.
+// Floor (bytes): x, weight and y once (+ 1 bit a result). Floor (operations): rows·out·in multiply-adds in
+// float32 (float64) outside the tensor cores.
 //
 // Ladder
-//   1  64 × 64 tiles through shared memory, activation in the epilogue; a tile's 64 columns are one word of the
+//   1  64 × 64 tiles through shared memory, activation in the epilogue; a tile's 64 columns are one word of
+//   the
 //      signature, put together from ballots, so no word has two writers. Not yet run on a card.
 #include "linear_relu/linear_relu.h"
 
 #include "common/cuda/tile_product.h"
+#include "common/last_kernel.h"
 #include "common/register.h"
 
 namespace zb::linear_relu {
 namespace {
 
-using cuda::Sum;
 using cuda::kTile;
+using cuda::Sum;
 
 // A matrix of any strides, row by row, for tile_product.
 template <class T>
@@ -37,8 +39,8 @@ struct Matrix {
 
 template <class T>
 __global__ void __launch_bounds__(cuda::kTileThreads)
-    tiles(const T* __restrict__ x, Matrix x_matrix, const T* __restrict__ weight, Matrix weight_matrix, int64_t in,
-          double negative_slope, T* __restrict__ y, uint64_t* __restrict__ sig) {
+    tiles(const T* __restrict__ x, Matrix x_matrix, const T* __restrict__ weight, Matrix weight_matrix,
+          int64_t in, double negative_slope, T* __restrict__ y, uint64_t* __restrict__ sig) {
   using A = Sum<T>;
   ZB_SHARED_MEMORY(A, shared);
   const A slope = static_cast<A>(negative_slope);
@@ -75,12 +77,13 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
   const int64_t items = cuda::pieces(p.rows, kTile) * cuda::pieces(p.out, kTile);
   cuda::dispatch(p.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    cuda::launch(place, "linear_relu tiles", tiles<T>, items, cuda::kTileThreads, cuda::tile_shared_bytes<Sum<T>>(),
-                 cuda::read<T>(x), Matrix{p.rows, x.stride(0), x.stride(1)}, cuda::read<T>(weight),
+    cuda::launch(place, "linear_relu tiles", tiles<T>, items, cuda::kTileThreads,
+                 cuda::tile_shared_bytes<Sum<T>>(), cuda::read<T>(x),
+                 Matrix{p.rows, x.stride(0), x.stride(1)}, cuda::read<T>(weight),
                  Matrix{p.out, weight.stride(0), weight.stride(1)}, p.in, p.slope, cuda::write<T>(outputs.y),
                  p.need_sig ? cuda::write<uint64_t>(outputs.sig) : nullptr);
   });
-  cuda::note_kernel(p.need_sig ? "linear_relu_nap simt" : "linear_relu simt");
+  note_kernel(p.need_sig ? "linear_relu_nap simt" : "linear_relu simt");
 }
 
 const Registration registration("CUDA", {ZB_LINEAR_RELU_KERNELS(forward)});

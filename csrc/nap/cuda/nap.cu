@@ -3,11 +3,13 @@
 // Floor (bytes): pack reads x once and writes 1 bit a unit; unpack reads 1 bit and writes 1 byte a unit.
 //
 // Ladder
-//   1  pack: a warp per word, two reads of 32 neighbours and two ballots. unpack: 16 bytes a thread, one store.
+//   1  pack: a warp per word, two reads of 32 neighbours and two ballots. unpack: 16 bytes a thread, one
+//   store.
 //      Not yet run on a card.
 #include "nap/nap.h"
 
 #include "common/cuda/dtype.h"
+#include "common/last_kernel.h"
 #include "common/register.h"
 
 namespace zb::nap {
@@ -23,14 +25,13 @@ struct Layout {
   int64_t sizes[kMostSizes], strides[kMostSizes];  // innermost first
 
   ZB_DEVICE int64_t offset(int64_t f) const {
+    if (dims <= 1) return f * strides[0];
     int64_t at = 0;
 #pragma unroll
-    for (int d = 0; d < kMostSizes - 1; ++d) {
-      if (d + 1 >= dims) return at + f * strides[d];
-      at += f % sizes[d] * strides[d];
-      f /= sizes[d];
+    for (int d = 0; d < kMostSizes; ++d) {
+      if (d < dims) at += f % sizes[d] * strides[d], f /= sizes[d];
     }
-    return at + f * strides[kMostSizes - 1];
+    return at;
   }
 };
 
@@ -51,7 +52,9 @@ bool describe(const Tensor& x, Layout& layout) {
   return true;
 }
 
-ZB_DEVICE bool is_on(bool v) { return v; }
+ZB_DEVICE bool is_on(bool v) {
+  return v;
+}
 template <class T>
 ZB_DEVICE bool is_on(T v) {
   return cuda::widen(v) > 0;
@@ -83,7 +86,8 @@ __global__ void __launch_bounds__(kThreads)
     unpack_bits(Rows rows, const uint64_t* __restrict__ sig, int64_t row_stride, int64_t word_stride,
                 uint8_t* __restrict__ bits) {
   const int64_t count = rows.N * rows.F, chunks = cuda::pieces(count, kBytes);
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < chunks; i += int64_t{gridDim.x} * kThreads) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < chunks;
+       i += int64_t{gridDim.x} * kThreads) {
     const int64_t first = i * kBytes;
     int64_t n = first / rows.F, f = first % rows.F;
     uint64_t word = sig[n * row_stride + f / 64 * word_stride] >> (f % 64);
@@ -94,7 +98,8 @@ __global__ void __launch_bounds__(kThreads)
       word >>= 1;
       const bool row_ends = ++f == rows.F;
       if (row_ends) f = 0, ++n;
-      if ((row_ends || f % 64 == 0) && first + j + 1 < count) word = sig[n * row_stride + f / 64 * word_stride];
+      if ((row_ends || f % 64 == 0) && first + j + 1 < count)
+        word = sig[n * row_stride + f / 64 * word_stride];
     }
     if (first + kBytes <= count) {
       reinterpret_cast<Chunk*>(bits)[i] = chunk;
@@ -108,9 +113,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void launch_pack(const cuda::Place& place, const Rows& rows, const Tensor& x, const Layout& layout, Tensor& sig) {
-  cuda::launch(place, "nap_pack words", pack_words<T>, cuda::pieces(rows.N * rows.words, kWarps), kThreads, 0, rows,
-               cuda::read<T>(x), layout, cuda::write<uint64_t>(sig));
+void launch_pack(const cuda::Place& place, const Rows& rows, const Tensor& x, const Layout& layout,
+                 Tensor& sig) {
+  cuda::launch(place, "nap_pack words", pack_words<T>, cuda::pieces(rows.N * rows.words, kWarps), kThreads, 0,
+               rows, cuda::read<T>(x), layout, cuda::write<uint64_t>(sig));
 }
 
 void pack(const Rows& rows, const Tensor& any, Tensor& sig) {
@@ -128,15 +134,16 @@ void pack(const Rows& rows, const Tensor& any, Tensor& sig) {
       launch_pack<typename decltype(type)::type>(place, rows, x, layout, sig);
     });
   }
-  cuda::note_kernel("nap_pack simt");
+  note_kernel("nap_pack simt");
 }
 
 void unpack(const Rows& rows, const Tensor& sig, Tensor& bits) {
   const cuda::Place place("nap_unpack", sig);
-  cuda::launch(place, "nap_unpack bits", unpack_bits, cuda::pieces(cuda::pieces(rows.N * rows.F, kBytes), kThreads),
-               kThreads, 0, rows, cuda::read<uint64_t>(sig), sig.stride(0), sig.stride(1),
+  cuda::launch(place, "nap_unpack bits", unpack_bits,
+               cuda::pieces(cuda::pieces(rows.N * rows.F, kBytes), kThreads), kThreads, 0, rows,
+               cuda::read<uint64_t>(sig), sig.stride(0), sig.stride(1),
                static_cast<uint8_t*>(bits.mutable_data_ptr()));
-  cuda::note_kernel("nap_unpack simt");
+  note_kernel("nap_unpack simt");
 }
 
 const Registration registration("CUDA", {ZB_NAP_KERNELS(pack, unpack)});
