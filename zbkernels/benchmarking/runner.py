@@ -198,7 +198,8 @@ def run(
             start = time.perf_counter()
             if index:  # many short looks: a ceiling measured in one busy minute would be too low
                 seconds = settings.ceiling_seconds / 3
-                limits.merge(ceiling.measure([case.dtype], settings.device, seconds=seconds))
+                wanted = [case.dtype] if case.flops else []
+                limits.merge(ceiling.measure(wanted, settings.device, seconds=seconds))
             try:
                 row = measure(prepare(case, settings), settings, limits)
             except Exception as error:  # one bad row must not lose the others; it stands in the report
