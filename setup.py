@@ -76,6 +76,16 @@ def tool(name: str) -> str:
     return found
 
 
+def require_compiler() -> None:
+    asked = os.environ.get("CXX")
+    candidates = [asked.split()[0]] if asked else ["c++", "g++", "clang++"]
+    if not any(map(shutil.which, candidates)):
+        sys.exit(
+            f"zbkernels: no C++ compiler was found (looked for {', '.join(candidates)}): install one, name it in "
+            "CXX, or install a wheel, which needs none"
+        )
+
+
 def find_nvcc() -> str | None:
     candidates = [os.environ.get("CUDACXX")]
     candidates += [f"{os.environ[v]}/bin/nvcc" for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)]
@@ -140,6 +150,7 @@ def cmake_build(for_wheel: bool) -> list[Path]:
     """Configures and builds; returns the libraries."""
     import pybind11
 
+    require_compiler()
     torch_dir, torch_version = torch_folder()
     key = hashlib.sha1(str(torch_dir).encode()).hexdigest()[:8]
     build_dir = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}-{key}"
@@ -162,8 +173,6 @@ def cmake_build(for_wheel: bool) -> list[Path]:
     compiler = cached(build_dir, "CMAKE_CUDA_COMPILER")
     if compiler and compiler != options.get("CMAKE_CUDA_COMPILER", compiler):
         (build_dir / "CMakeCache.txt").unlink()  # CMake cannot change a compiler within a cache
-    if shutil.which(os.environ.get("CXX", "c++").split()[0]) is None and not shutil.which("g++"):
-        sys.exit("zbkernels: no C++ compiler was found: install g++ (or set CXX), or install a wheel")
     defines = [f"-D{name}={value}" for name, value in options.items()]
     cmake = tool("cmake")
     subprocess.run([cmake, "-S", str(ROOT), "-B", str(build_dir), "-G", "Ninja", *defines], check=True)

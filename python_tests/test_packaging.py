@@ -241,6 +241,21 @@ def test_cuda_switch(nvcc: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert options(False)["ZB_CUDA"] == "AUTO"
 
 
+def test_no_compiler_is_said_plainly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    require_compiler = setup_module()["require_compiler"]
+    monkeypatch.delenv("CXX", raising=False)
+    require_compiler()
+    monkeypatch.setenv("CXX", "no-such-compiler -m64")
+    with pytest.raises(
+        SystemExit, match=r"no C\+\+ compiler was found \(looked for no-such-compiler\).*wheel"
+    ):
+        require_compiler()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"looked for c\+\+, g\+\+, clang\+\+"):
+        require_compiler()
+
+
 # --- symbols --------------------------------------------------------------------------------------------------
 
 needs_nm = pytest.mark.skipif(not shutil.which("nm"), reason="no nm (binutils)")
