@@ -25,7 +25,8 @@ from zbkernels.triton import conv_relu_pool, linear_relu, nap_pack, nap_unpack
 # NumPy, which the interpreter computes with, warns of every NaN and overflow that the cases are made of.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-conv_ops = importlib.import_module("zbkernels.ops.conv_relu_pool2d")  # the package's attribute is the function
+# The package's attribute of this name is the public function.
+conv_ops = importlib.import_module("zbkernels.ops.conv_relu_pool2d")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DTYPE_IDS = ("f32", "f64", "f16", "bf16")
 # A window costs the interpreter some milliseconds a position and filter tap. What these are of is also in smaller
@@ -124,9 +125,8 @@ def test_conv_backward(dtype: torch.dtype, label: str) -> None:
         assert result.is_contiguous(memory_format=memory_format(tensor))
         largest = limit[limit.isfinite()].max().item() if limit.isfinite().any() else 0.0
         right = right.to(dtype).double()  # half precision may overflow, as it should
-        torch.testing.assert_close(
-            result.double(), right, rtol=0, atol=8 * torch.finfo(dtype).eps * largest + torch.finfo(dtype).tiny, equal_nan=True
-        )
+        allowed = 8 * torch.finfo(dtype).eps * largest + torch.finfo(dtype).tiny
+        torch.testing.assert_close(result.double(), right, rtol=0, atol=allowed, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
@@ -261,7 +261,8 @@ def test_nap_pack_words() -> None:
 
 def test_nap_unpack() -> None:
     for sample in OPS["nap_unpack"].samples():
-        assert torch.equal(nap_unpack.forward(*sample.args), OPS["nap_unpack"].reference(*sample.args)), sample.label
+        got, want = nap_unpack.forward(*sample.args), OPS["nap_unpack"].reference(*sample.args)
+        assert torch.equal(got, want), sample.label
 
 
 def train_step(backend: str, make_grad: str) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ TRITON_INTERPRET must not have been set when the kernels were imported.
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -43,10 +44,15 @@ class Code:
     name: str
     capability: int
     ptx: str
-    sass: str
+    cubin: bytes
     registers: int
     local_bytes: int
     shared_bytes: int
+
+    @functools.cached_property
+    def sass(self) -> str:
+        """The machine code, disassembled."""
+        return _tool("nvdisasm", self.cubin, "-c")
 
     def instructions(self, pattern: str) -> int:
         """How many PTX lines hold an instruction that the regular expression matches."""
@@ -57,7 +63,10 @@ class Code:
         return sum(1 for line in self.sass.splitlines() if re.search(pattern, line))
 
 
-def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list[list[Any]]]]:
+Attributes = dict[tuple[int, ...], list[list[Any]]]
+
+
+def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], Attributes]:
     """Signature, constants and attributes as Triton's launcher derives them from the arguments.
 
     A pointer or an integer that is divisible by 16 is marked so, an integer of 1 becomes a constant, and an integer
@@ -66,7 +75,7 @@ def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tup
     names = launch.kernel.arg_names
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    attributes: Attributes = {}
     for number, (name, value) in enumerate(zip(names, launch.args, strict=False)):
         if isinstance(value, torch.Tensor):
             signature[name] = "*" + _POINTEE[value.dtype]
@@ -106,7 +115,7 @@ def compile_launch(launch: Launch, capability: int) -> Code:
         name=launch.kernel.__name__,
         capability=capability,
         ptx=compiled.asm["ptx"],
-        sass=_tool("nvdisasm", cubin, "-c"),
+        cubin=cubin,
         registers=registers,
         local_bytes=local_bytes,
         shared_bytes=compiled.metadata.shared,

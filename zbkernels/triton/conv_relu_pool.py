@@ -149,7 +149,7 @@ def _fused(
     """
     from zbkernels.triton.kernels import conv
 
-    (N, C, H, W), (K, group_in, R, S) = x.shape, weight.shape
+    (N, _, H, W), (K, group_in, R, S) = x.shape, weight.shape
     H1, W1 = g.map_size(x, weight)
     P, Q = g.pooled_size((H1, W1))
     pooled = P * Q

@@ -5,6 +5,9 @@ host passes an int32 view of the int64 tensor. A half is a sum of 32 lanes in 32
 three times the shuffles), and no word has to be put together.
 """
 
+# Annotations of a jitted function are Triton's own, so mypy is asked for none here.
+# mypy: disable-error-code="no-untyped-def"
+
 import triton
 import triton.language as tl
 
@@ -18,9 +21,8 @@ def widen(value, dtype: tl.constexpr):
     """A loaded value in the accumulator's dtype; exact."""
     if INTERPRETED and value.dtype == tl.bfloat16:
         bits = value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
-        return bits.to(tl.float32, bitcast=True).to(dtype)
-    else:
-        return value.to(dtype)
+        value = bits.to(tl.float32, bitcast=True)
+    return value.to(dtype)
 
 
 @triton.jit
@@ -29,19 +31,24 @@ def narrow(value, dtype: tl.constexpr):
     if INTERPRETED and dtype == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        rounded = tl.where(value == value, rounded, (bits >> 16) | 0x40)  # adding must not carry a NaN into infinity
-        return rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        # adding to the bits of a NaN could carry it into a number
+        rounded = tl.where(value == value, rounded, (bits >> 16) | 0x40)
+        result = rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
-        return value.to(dtype)
+        result = value.to(dtype)
+    return result
+
+
+@triton.jit
+def comparable(value):
+    """Comparisons of bfloat16 are made in float32; every other dtype compares as it is."""
+    return widen(value, tl.float32) if value.dtype == tl.bfloat16 else value
 
 
 @triton.jit
 def operand(value):
     """A loaded value as tl.dot takes it: as it is, so that the tensor cores of its own dtype multiply it."""
-    if INTERPRETED:
-        return widen(value, tl.float32)
-    else:
-        return value
+    return widen(value, tl.float32) if INTERPRETED else value
 
 
 @triton.jit
@@ -93,7 +100,7 @@ def pack_kernel(
     else:
         column = (unit // D2 // D1) * x_0 + (unit // D2 % D1) * x_1 + (unit % D2) * x_2
     live = (row < rows)[:, None] & (unit < units)[None, :]
-    value = widen_if_bfloat16(tl.load(x + row[:, None] * x_row + column[None, :], mask=live, other=0))
+    value = comparable(tl.load(x + row[:, None] * x_row + column[None, :], mask=live, other=0))
     on = value > 0
     if NAN_IS_ON:
         on = on | (value != value)
@@ -101,15 +108,6 @@ def pack_kernel(
     half = first + tl.arange(0, BLOCK_HALVES)
     kept = (row < rows)[:, None] & (half < halves)[None, :]
     tl.store(words + row[:, None] * halves + half[None, :], packed, mask=kept)
-
-
-@triton.jit
-def widen_if_bfloat16(value):
-    """Comparisons of bfloat16 are made in float32; every other dtype compares as it is."""
-    if value.dtype == tl.bfloat16:
-        return widen(value, tl.float32)
-    else:
-        return value
 
 
 @triton.jit
@@ -189,7 +187,7 @@ def winner_kernel(
     p = unit // Q % P
     k = unit // Q // P
     source = n[:, None] * y_n + k * y_k + p * y_p + q * y_q
-    value = widen_if_bfloat16(tl.load(y + source, mask=live, other=0.0))
+    value = comparable(tl.load(y + source, mask=live, other=0.0))
     number = tl.load(code + source, mask=live, other=0).to(tl.int32)
     number = tl.where(value > 0, number, 0)
     bit = (number >> (place % BITS).to(tl.int32)) & 1

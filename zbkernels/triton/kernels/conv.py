@@ -1,5 +1,8 @@
 """The fused kernel: convolution, rounding, activation, pool, position code and sign bits of one tile of outputs."""
 
+# Annotations of a jitted function are Triton's own, so mypy is asked for none here.
+# mypy: disable-error-code="no-untyped-def"
+
 import triton
 import triton.language as tl
 
@@ -104,7 +107,7 @@ def conv_act_pool_kernel(
     filters = weight + k * weight_k  # [BLOCK_N]
 
     DTYPE: tl.constexpr = y.dtype.element_ty
-    ACC: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
+    ACC: tl.constexpr = tl.float64 if y.dtype.element_ty == tl.float64 else tl.float32
     extent = group_in * R * S
     best = tl.full((BLOCK_M, BLOCK_N), 0 if POOL == "avg" else float("-inf"), ACC)
     winner = tl.full((BLOCK_M, BLOCK_N), -1, tl.int32)

@@ -1,5 +1,8 @@
 """Activation and pooling, shared by the fused convolution and the kernels that pool a map, and their adjoint."""
 
+# Annotations of a jitted function are Triton's own, so mypy is asked for none here.
+# mypy: disable-error-code="no-untyped-def"
+
 import triton
 import triton.language as tl
 
@@ -16,10 +19,11 @@ def rounded(value, dtype: tl.constexpr):
 def activate(pre, SLOPE: tl.constexpr, dtype: tl.constexpr):
     """ReLU (slope 0: NaN stays, -inf gives 0) or leaky ReLU, of rounded values; rounded to the tensor's dtype."""
     if SLOPE == 0.0:
-        return tl.where(pre <= 0, 0.0, pre)
+        act = tl.where(pre <= 0, 0.0, pre)
     else:
         # tl.full keeps all digits of the slope; a float argument of a kernel would be a float32
-        return tl.where(pre > 0, pre, rounded(pre * tl.full((), SLOPE, pre.dtype), dtype))
+        act = tl.where(pre > 0, pre, rounded(pre * tl.full((), SLOPE, pre.dtype), dtype))
+    return act
 
 
 @triton.jit
@@ -32,20 +36,15 @@ def max_step(best, winner, value, inside, position):
 @triton.jit
 def max_code(best, winner, SLOPE: tl.constexpr):
     """int32: 0 where no gradient flows, else 1 + position (slope 0), or 1 + 2 * position + (winner <= 0 or NaN)."""
-    if SLOPE == 0.0:
-        return tl.where(best <= 0, 0, 1 + winner)
-    else:
-        return 1 + 2 * winner + tl.where(best > 0, 0, 1)
+    negative = tl.where(best > 0, 0, 1)
+    return tl.where(best <= 0, 0, 1 + winner) if SLOPE == 0.0 else 1 + 2 * winner + negative
 
 
 @triton.jit
 def window_part(start, size, extent, pad, COUNT_PAD: tl.constexpr):
     """How many positions of a window count in one direction, of a map of `extent` with `pad` on both sides."""
     stop = tl.minimum(start + size, extent + pad)  # a last window of ceil_mode may stick out of the padding
-    if COUNT_PAD:
-        return stop - start
-    else:
-        return tl.minimum(stop, extent) - tl.maximum(start, 0)
+    return stop - start if COUNT_PAD else tl.minimum(stop, extent) - tl.maximum(start, 0)
 
 
 @triton.jit
@@ -53,9 +52,10 @@ def divide(total, count):
     """total / count, rounded to nearest; `/` of float32 is an approximation on NVIDIA."""
     divisor = count.to(total.dtype)
     if total.dtype == tl.float32:
-        return tl.math.div_rn(total, tl.broadcast_to(divisor, total.shape))
+        quotient = tl.math.div_rn(total, tl.broadcast_to(divisor, total.shape))
     else:
-        return total / divisor
+        quotient = total / divisor
+    return quotient
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def expand_kernel(
     live = row_live[:, None] & (k < K)[None, :]
 
     DTYPE: tl.constexpr = grad_pre.dtype.element_ty
-    ACC: tl.constexpr = tl.float64 if DTYPE == tl.float64 else tl.float32
+    ACC: tl.constexpr = tl.float64 if grad_pre.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     scaled = tl.zeros((BLOCK_M, BLOCK_N), tl.int1)  # whether the factor is the slope, not 1
     image = grad + (n * grad_n)[:, None] + (k * grad_k)[None, :]
@@ -224,7 +224,7 @@ def expand_kernel(
     total = rounded(total, DTYPE)  # what the pool's own backward would return
     if SLOPE == 0.0:
         if POOL != "max":
-            total = tl.where(scaled, 0.0, total)  # chosen, not multiplied: 0 also where the gradient is infinite
+            total = tl.where(scaled, 0.0, total)  # not multiplied: 0 also where the gradient is infinite
     else:
         total = tl.where(scaled, total * tl.full((), SLOPE, ACC), total)
     target = (n * pre_n + h.to(tl.int64) * pre_h + w.to(tl.int64) * pre_w)[:, None] + (k * pre_k)[None, :]
