@@ -35,7 +35,7 @@ class Progress:
         self._task = self._bar.add_task("", total=0)
         self._total = 0
         self._done = 0
-        self._started = time.monotonic()
+        self._last_line = (time.monotonic(), 0)  # when the last line was printed, and after how many batches
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -67,10 +67,12 @@ class Progress:
         if self.console.is_terminal:
             self.describe(text)
             return
+        then, batches = self._last_line
+        now = time.monotonic()
         left = ""
-        if self._done:
-            seconds = (time.monotonic() - self._started) / self._done * (self._total - self._done)
-            left = f" · about {duration(seconds)} left"
+        if self._done > batches:  # at the pace since the last line: other work on the machine comes and goes
+            left = f" · about {duration((now - then) / (self._done - batches) * (self._total - self._done))} left"
+        self._last_line = (now, self._done)
         self.say(text + left)
 
 

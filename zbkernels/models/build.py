@@ -38,8 +38,16 @@ def build(
     fused = not bias if fused is None else fused
     if fused and bias:
         raise ValueError("build: the fused layers have no bias; expected fused=False with bias=True")
-    conv, linear = (_fused_conv, _fused_linear) if fused else (_plain_conv, _plain_linear)
+    with torch.random.fork_rng(devices=[]):  # torch's layers draw weights of their own when they are made
+        model = nn.Sequential(_layers(architecture, image_shape, classes, bias, fused))
+    initialise(model, seed)
+    return model
 
+
+def _layers(
+    architecture: Architecture, image_shape: tuple[int, int, int], classes: int, bias: bool, fused: bool
+) -> OrderedDict[str, nn.Module]:
+    conv, linear = (_fused_conv, _fused_linear) if fused else (_plain_conv, _plain_linear)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, height, width = image_shape
     features: int | None = None  # known once the map has been flattened
@@ -49,6 +57,8 @@ def build(
                 raise ValueError(
                     f"{architecture.name}: expected convolutions before linear layers, got {block}"
                 )
+            if block.kernel % 2 == 0:
+                raise ValueError(f"{architecture.name}: expected an odd kernel, got {block.kernel}")
             if min(height, width) < block.pool:
                 raise ValueError(
                     f"{architecture.name}: block {index} pools {block.pool}×{block.pool}, got a map of "
@@ -66,9 +76,7 @@ def build(
         layers["flatten"] = nn.Flatten()
         features = channels * height * width
     layers["classifier"] = nn.Linear(features, classes, bias=bias)
-    model = nn.Sequential(layers)
-    initialise(model, seed)
-    return model
+    return layers
 
 
 def initialise(model: nn.Module, seed: int) -> None:
