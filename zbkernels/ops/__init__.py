@@ -8,12 +8,12 @@ from zbkernels.ops._backend import (
     use_backend,
 )
 from zbkernels.ops._op import OPS, Op, Sample
-from zbkernels.ops.nap_pack import nap_pack
-from zbkernels.ops.nap_unpack import nap_unpack
-from zbkernels.ops.linear_relu import linear_relu
-from zbkernels.ops.linear_relu_nap import linear_relu_nap
 from zbkernels.ops.conv_relu_pool2d import conv_relu_pool2d
 from zbkernels.ops.conv_relu_pool2d_nap import conv_relu_pool2d_nap
+from zbkernels.ops.linear_relu import linear_relu
+from zbkernels.ops.linear_relu_nap import linear_relu_nap
+from zbkernels.ops.nap_pack import nap_pack
+from zbkernels.ops.nap_unpack import nap_unpack
 
 __all__ = [
     "OPS",

@@ -8,21 +8,19 @@ from typing import Any
 import torch
 
 from zbkernels.ops import _backend
+from zbkernels.ops._conv_autograd import REGISTERED, ConvReLUPoolFunction, run_passes
+from zbkernels.ops._conv_reference import Tensors2, forward_reference
+from zbkernels.ops._conv_samples import samples as plain_samples
 from zbkernels.ops._geometry import UNITS, Geometry, IntOrPair, check
 from zbkernels.ops._op import Op, Sample, below_autograd, needs_grad, register, transforms_active
 from zbkernels.ops.conv_relu_pool2d import (
     KERNELS,
-    REGISTERED,
-    ConvReLUPoolFunction,
     empty_results,
     fold_batch,
-    forward_reference,
     kernel_arguments,
     normalise,
-    run_passes,
     triton_forward,
 )
-from zbkernels.ops.conv_relu_pool2d import samples as plain_samples
 
 NAME = "conv_relu_pool2d_nap"
 SCHEMA = (
@@ -31,8 +29,6 @@ SCHEMA = (
     "bool ceil_mode=False, bool count_include_pad=True, float negative_slope=0.0, "
     'str units="relu") -> (Tensor, Tensor)'
 )
-
-Tensors2 = tuple[torch.Tensor, torch.Tensor]
 
 
 def _checked(x: torch.Tensor, weight: torch.Tensor, units: str, *args: Any, **kwargs: Any) -> Geometry:

@@ -77,7 +77,9 @@ def vmap(
     rows = x if in_dims[0] is None else x.movedim(in_dims[0], 0)
     rows = rows.expand(info.batch_size, *rows.shape) if in_dims[0] is None else rows
     weights = weight.movedim(in_dims[1], 0)
-    return torch.stack([torch.ops.zb.linear_relu(a, b, negative_slope) for a, b in zip(rows, weights)]), 0
+    return torch.stack(
+        [torch.ops.zb.linear_relu(a, b, negative_slope) for a, b in zip(rows, weights, strict=True)]
+    ), 0
 
 
 # (x, weight, slope, need_sig) -> (y, sig); sig is empty where it isn't needed.

@@ -1,0 +1,58 @@
+"""Options and fixtures that all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import zbkernels as zb
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", default="cpu", help="device of the op tests: cpu (default), cuda, cuda:1, ..."
+    )
+    parser.addoption("--large", action="store_true", help="run tests that need many gigabytes of memory")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--large"):
+        return
+    for item in items:
+        if "large" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs many gigabytes of memory: --large runs it"))
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    return request.config.getoption("--device")
+
+
+@pytest.fixture
+def highest_precision() -> Iterator[None]:
+    """Direct sums in one order: what tight tolerances and exact comparisons need."""
+    zb.set_conv_precision("highest")
+    yield
+    zb.set_conv_precision("high")
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder with real MNIST and Fashion-MNIST; a test that needs it is skipped where it is missing."""
+    root = os.environ.get("ZBKERNELS_DATA")
+    if not root or not Path(root).is_dir():
+        pytest.skip("ZBKERNELS_DATA names no folder with the data sets")
+    return Path(root)
+
+
+@pytest.fixture(autouse=True)
+def no_backend_left_forced() -> Iterator[None]:
+    yield
+    zb.use_backend("auto")
+
+
+torch.set_num_threads(min(2, os.cpu_count() or 1))
