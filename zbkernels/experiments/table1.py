@@ -28,6 +28,7 @@ from zbkernels.train import Epoch, TrainConfig, memory_format, train
 
 WITH_BIAS, WITHOUT_BIAS = "with-bias", "without-bias"
 VARIANTS = (WITH_BIAS, WITHOUT_BIAS)
+_BIASES = "uniform in ±1/√fan_in"
 LEARNING_RATE = 0.01  # Appendix C; Adadelta otherwise as in PyTorch: rho 0.9, eps 1e-6
 
 
@@ -73,7 +74,7 @@ def run(row: Row, context: RunContext) -> dict[str, Any]:
             "epochs": preset.epochs,
             "batch_size": preset.batch_size,
             "loss": "cross-entropy",
-            "initialisation": "He normal weights, zero biases",
+            "initialisation": f"He normal weights, biases {_BIASES}",
         },
         "paper": {variant: list(values) for variant, values in row.paper.items()},
         "units": units,
@@ -125,6 +126,8 @@ def _unit(row: Row, context: RunContext, data: image_sets.Dataset, variant: str,
         "data": {"title": data.title, "crc32": _crc32(data)},
         **asdict(config),
     }
+    if variant == WITH_BIAS:
+        settings["biases"] = _BIASES
     with _locked(folder):
         if context.force:
             _empty(folder)

@@ -14,6 +14,8 @@ from torch import nn
 
 from zbkernels.models.rows import Architecture, Conv
 
+_BIAS_SEED = 1 << 32  # apart from every seed that a user would count up to
+
 
 def build(
     architecture: Architecture,
@@ -80,20 +82,23 @@ def _layers(
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Draw every weight from N(0, 2 / fan_in) (He) and set every bias to 0, in place.
+    """Draw every weight from N(0, 2 / fan_in) (He) and every bias from U(-b, b), b = fan_in**-0.5, in place.
 
-    The draws depend on the seed, the order and the shapes of the weights, and on nothing else: not on the
-    bias, the layer classes, the memory format or torch's global generator.
+    The biases are PyTorch's default. The draws depend on the seed, the order and the shapes of the parameters, and
+    on nothing else: not on the layer classes, the memory format or torch's global generator. Biases come from a
+    generator of their own, so that networks with and without bias start from the same weights.
     """
-    generator = torch.Generator().manual_seed(seed)
+    for_weights = torch.Generator().manual_seed(seed)
+    for_biases = torch.Generator().manual_seed(seed + _BIAS_SEED)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
+        for module in model.modules():
+            weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+            if weight is None:
                 continue
-            fan_in = parameter[0].numel()  # C/groups · R · S, or the number of inputs
-            drawn = torch.randn(parameter.shape, generator=generator) * (2 / fan_in) ** 0.5
-            parameter.copy_(drawn)
+            fan_in = weight[0].numel()  # C/groups · R · S, or the number of inputs
+            weight.copy_(torch.randn(weight.shape, generator=for_weights) * (2 / fan_in) ** 0.5)
+            if bias is not None:
+                bias.copy_((2 * torch.rand(bias.shape, generator=for_biases) - 1) * fan_in**-0.5)
 
 
 def parameter_count(model: nn.Module) -> int:
