@@ -61,7 +61,7 @@ void plan_as(Call& c) {
 template <class E, class T>
 void pack_as(const Call& c, int64_t begin, int64_t end) {
   if (c.algorithm == Algorithm::kWinograd) {
-    if constexpr (sizeof(T) == 4) pack_winograd<E, T>(c, begin, end);
+    if constexpr (sizeof(T) == 4) pack_winograd<E>(c, begin, end);
   } else if (c.algorithm == Algorithm::kDirectPixels) {
     pack_pixels<E, T>(c, begin, end);
   } else {
@@ -74,7 +74,7 @@ void run_as(const Call& c, int64_t i, void* scratch) {
   const Task t = task_at(c, i);
   Scratch memory{static_cast<char*>(scratch), 0};
   if (c.algorithm == Algorithm::kWinograd) {
-    if constexpr (sizeof(T) == 4) run_winograd<E, T>(c, t, memory);
+    if constexpr (sizeof(T) == 4) run_winograd<E>(c, t, memory);
   } else {
     run_direct<E, T>(c, t, direct_scratch<T>(c, memory));
   }

@@ -9,13 +9,28 @@ constexpr int64_t kSlabBytes = 768 << 10;  // input of one task
 constexpr int64_t kColumns = 512;          // of the map, in one task
 constexpr int64_t kTasksPerThread = 4;
 
+// Folding: a convolution of stride 2 is one of stride 1 over the four phases of its input as channels, with
+// filters of half the size: x'[4c + 2a + b][i][j] = x[c][2i + a][2j + b]. With an odd padding the filter gets a
+// leading row or column of zeros (shift 1). Whether F(7 - filter, filter) then applies and pays.
+ZB_INLINE bool fold_for_winograd(Call& c) {
+  c.fold = c.stride[0];
+  if (c.highest || c.groups != 1 || c.fold > 2 || c.stride[1] != c.fold) return false;
+  if (c.dilation[0] != 1 || c.dilation[1] != 1) return false;
+  int64_t filter[2];
+  for (int d = 0; d < 2; ++d) {
+    c.shift[d] = c.padding[d] % c.fold;
+    filter[d] = up_div(c.kernel[d] + c.shift[d], c.fold);
+  }
+  c.filter = filter[0];
+  return filter[0] == filter[1] && c.filter >= 3 && c.filter <= 5 && c.C * c.fold * c.fold >= 12 && c.K >= 16 &&
+         c.map[0] * c.map[1] >= 16;
+}
+
 template <class T>
 void plan_algorithm(Call& c) {
   c.all_map = c.units == UnitKind::kRelu || c.code_kind == CodeKind::kBits;
   c.channel_block = kBlock<T>;
-  const bool square = c.kernel[0] == c.kernel[1] && (c.kernel[0] == 3 || c.kernel[0] == 5);
-  const bool plain = c.groups == 1 && c.stride[0] == 1 && c.stride[1] == 1 && c.dilation[0] == 1 && c.dilation[1] == 1;
-  if (sizeof(T) == 4 && !c.highest && square && plain && c.C >= 16 && c.K >= 16 && c.map[0] * c.map[1] >= 16) {
+  if (sizeof(T) == 4 && fold_for_winograd(c)) {
     c.algorithm = Algorithm::kWinograd;
     c.blocks = up_div(c.K, kBlock<T>);
     return;
@@ -71,7 +86,7 @@ DirectScratch<T> direct_scratch(const Call& c, Scratch& memory) {
   s.value = memory.take<T>(outputs);
   s.position = memory.take<T>(outputs);
   s.maps = memory.take<Map<T>>(c.images.block);
-  s.offsets = memory.take<int64_t>(c.kernel[0] * c.kernel[1]);
+  s.offsets = memory.take<int64_t>(chunk_channels<T>(c) * c.kernel[0] * c.kernel[1]);
   return s;
 }
 

@@ -1,10 +1,11 @@
-// Convolution by minimal filtering: F(4x4, 3x3) and F(2x2, 5x5). Part of forward_kernel.h.
+// Convolution by minimal filtering: F(4x4, 3x3), F(3x3, 4x4) and F(2x2, 5x5). Part of forward_kernel.h.
 //
 // Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015 (arXiv:1509.09308), equation 13:
 //   Y = Aᵀ [ (G g Gᵀ) ⊙ (Bᵀ d B) ] A,  summed over the input channels before A is applied.
-// Both use tiles d of 6x6 inputs and the points 0, 1, -1, 2, -2 and infinity, so they share Bᵀ; a tile gives
-// 4x4 or 2x2 pre-activations with 36 multiplications a channel instead of 144 or 100. The 36 products over the
-// channels are matrix products [tiles, C] x [C, K], computed by the register tile of direct.h.
+// All use tiles d of 6x6 inputs and the points 0, 1, -1, 2, -2 and infinity, so they share Bᵀ; a tile gives 4x4,
+// 3x3 or 2x2 pre-activations with 36 multiplications a channel instead of 144, 144 or 100. The 36 products over
+// the channels are matrix products [tiles, C] x [C, K], computed by the register tile of direct.h. Stride 2 is
+// folded into the channels first (plan.h), which turns the 7x7 filters of a ResNet's stem into 4x4 ones.
 //
 // The tiles lie on a fixed grid of the map, so that no value depends on the cut into tasks. A tile that comes
 // out not finite is computed again by direct sums: a NaN or inf in the input spreads over its tile in the
@@ -19,51 +20,63 @@ using Float = Vec<float>;
 using Reg = Float::reg;
 
 constexpr int64_t kTransformedBytes = 2 << 20;  // transformed input of one task
-constexpr int64_t kMostTiles = 128;
+constexpr int64_t kMostTiles = 512;
+constexpr int64_t kBatch = 112;  // most tiles of one image that are multiplied at a time
 
-ZB_INLINE int64_t tile_side(const Call& c) { return c.kernel[0] == 3 ? 4 : 2; }
-ZB_INLINE int64_t channel_groups(const Call& c) { return up_div(c.C, Float::n); }
+ZB_INLINE int64_t tile_side(const Call& c) { return kPoints + 1 - c.filter; }
+ZB_INLINE int64_t folded_channels(const Call& c) { return c.C * c.fold * c.fold; }
+ZB_INLINE int64_t channel_groups(const Call& c) { return up_div(folded_channels(c), Float::n); }
+ZB_INLINE int64_t folded_padding(const Call& c, int d) { return up_div(c.padding[d], c.fold); }
+ZB_INLINE int64_t patch_extent(const Call& c, int64_t tiles) { return tiles * tile_side(c) + c.filter - 1; }
+
+// Values from one of the 36 products to the next. An odd number of cache lines: the transforms touch all 36 at a
+// time, which a power of two would put into one set of the first-level cache.
+ZB_INLINE int64_t product_pitch(int64_t values) { return (up_div(values, 16) | 1) * 16; }
+
+// A channel after folding: a channel of x, and the phases of its rows and columns.
+struct Phase {
+  int64_t channel, phase[2];
+};
+
+ZB_INLINE Phase phase_of(const Call& c, int64_t folded) {
+  return {folded / (c.fold * c.fold), {folded / c.fold % c.fold, folded % c.fold}};
+}
 
 // Bᵀ d
-ZB_INLINE void transform_input(const Reg* d, int step, Reg* out, int out_step) {
-  const Reg four = Float::set1(4), two = Float::set1(2);
-  const Reg d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
-  const Reg minus4 = Float::set1(-4), minus5 = Float::set1(-5), minus2 = Float::set1(-2);
-  const Reg even = Float::fma(minus4, d2, d4), odd = Float::fma(minus4, d1, d3);
-  const Reg even2 = Float::sub(d4, d2), odd2 = Float::sub(d3, d1);
-  out[0] = Float::fma(four, d0, Float::fma(minus5, d2, d4));
-  out[out_step] = Float::add(even, odd);
-  out[2 * out_step] = Float::sub(even, odd);
-  out[3 * out_step] = Float::fma(two, odd2, even2);
-  out[4 * out_step] = Float::fma(minus2, odd2, even2);
-  out[5 * out_step] = Float::fma(four, d1, Float::fma(minus5, d3, d5));
+ZB_INLINE void transform_input(const Reg* d, Reg* out, int step) {
+  const Reg even = Float::fma(Float::set1(-4), d[2], d[4]), odd = Float::fma(Float::set1(-4), d[1], d[3]);
+  const Reg even2 = Float::sub(d[4], d[2]), odd2 = Float::sub(d[3], d[1]);
+  out[0] = Float::fma(Float::set1(4), d[0], Float::fma(Float::set1(-5), d[2], d[4]));
+  out[step] = Float::add(even, odd);
+  out[2 * step] = Float::sub(even, odd);
+  out[3 * step] = Float::fma(Float::set1(2), odd2, even2);
+  out[4 * step] = Float::fma(Float::set1(-2), odd2, even2);
+  out[5 * step] = Float::fma(Float::set1(4), d[1], Float::fma(Float::set1(-5), d[3], d[5]));
 }
 
 // Aᵀ m, for SIDE outputs
 template <int SIDE>
-ZB_INLINE void transform_output(const Reg* m, int step, Reg* out, int out_step) {
-  const Reg m0 = m[0], m5 = m[5 * step];
-  const Reg sum1 = Float::add(m[step], m[2 * step]), sum2 = Float::add(m[3 * step], m[4 * step]);
-  const Reg diff1 = Float::sub(m[step], m[2 * step]), diff2 = Float::sub(m[3 * step], m[4 * step]);
-  out[0] = Float::add(m0, Float::add(sum1, sum2));
-  if constexpr (SIDE == 2) {
-    out[out_step] = Float::add(Float::fma(Float::set1(2), diff2, diff1), m5);
-  } else {
-    out[out_step] = Float::fma(Float::set1(2), diff2, diff1);
-    out[2 * out_step] = Float::fma(Float::set1(4), sum2, sum1);
-    out[3 * out_step] = Float::add(Float::fma(Float::set1(8), diff2, diff1), m5);
-  }
+ZB_INLINE void transform_output(const Reg* m, Reg* out, int step) {
+  const Reg sum1 = Float::add(m[1], m[2]), sum2 = Float::add(m[3], m[4]);
+  const Reg diff1 = Float::sub(m[1], m[2]), diff2 = Float::sub(m[3], m[4]);
+  out[0] = Float::add(m[0], Float::add(sum1, sum2));
+  out[step] = Float::fma(Float::set1(2), diff2, diff1);
+  if constexpr (SIDE >= 3) out[2 * step] = Float::fma(Float::set1(4), sum2, sum1);
+  if constexpr (SIDE >= 4) out[3 * step] = Float::fma(Float::set1(8), diff2, diff1);
+  out[(SIDE - 1) * step] = Float::add(out[(SIDE - 1) * step], m[5]);
 }
 
 // G g: the filter as a polynomial, at the six points.
 template <int SIZE>
 ZB_INLINE void transform_filter(const Reg* g, int step, Reg* out, int out_step) {
-  Reg even = g[0], odd = g[step], even2 = g[0], odd2 = Float::mul(Float::set1(2), g[step]);
-  even = Float::add(even, g[2 * step]);
-  even2 = Float::fma(Float::set1(4), g[2 * step], even2);
-  if constexpr (SIZE == 5) {
-    odd = Float::add(odd, g[3 * step]), even = Float::add(even, g[4 * step]);
+  Reg even = Float::add(g[0], g[2 * step]), odd = g[step];
+  Reg even2 = Float::fma(Float::set1(4), g[2 * step], g[0]), odd2 = Float::mul(Float::set1(2), g[step]);
+  if constexpr (SIZE >= 4) {
+    odd = Float::add(odd, g[3 * step]);
     odd2 = Float::fma(Float::set1(8), g[3 * step], odd2);
+  }
+  if constexpr (SIZE >= 5) {
+    even = Float::add(even, g[4 * step]);
     even2 = Float::fma(Float::set1(16), g[4 * step], even2);
   }
   const Reg sixth = Float::set1(-1.0f / 6), small = Float::set1(1.0f / 24);
@@ -75,22 +88,27 @@ ZB_INLINE void transform_filter(const Reg* g, int step, Reg* out, int out_step) 
   out[5 * out_step] = g[(SIZE - 1) * step];
 }
 
-// Transformed filters [block][product][channel, rounded up][kBlock]. Unit: (block, channel).
-template <class E, class T, int SIZE>
+// Transformed filters [block][product][folded channel, rounded up][kBlock]. Unit: (block, channel).
+template <class E, int SIZE>
 void pack_filters(const Call& c, int64_t begin, int64_t end) {
   const int64_t channels = channel_groups(c) * Float::n;
   for (int64_t unit = begin; unit < end; ++unit) {
     const Block b = block_at(c, unit / channels);
-    const int64_t channel = unit % channels;
-    float* to = static_cast<float*>(c.packed_weight) + (b.index * kProducts * channels + channel) * kBlock<float>;
+    const int64_t folded = unit % channels;
+    const Phase at = phase_of(c, folded);
+    float* to = static_cast<float*>(c.packed_weight) + (b.index * kProducts * channels + folded) * kBlock<float>;
     for (int64_t v = 0; v < 2; ++v, to += Float::n) {
       float lanes[SIZE * SIZE][Float::n] = {};
-      const int64_t first = b.first + v * Float::n, size = clamped(b.size - v * Float::n, 0, Float::n);
-      for (int64_t k = 0; k < (channel < c.C ? size : 0); ++k) {
-        const E* w = static_cast<const E*>(c.weight) + (first + k) * c.w_strides[0] + channel * c.w_strides[1];
-        for (int r = 0; r < SIZE; ++r) {
-          for (int s = 0; s < SIZE; ++s) {
-            lanes[r * SIZE + s][k] = value_of(w[r * c.w_strides[2] + s * c.w_strides[3]]);
+      const int64_t first = b.first + v * Float::n;
+      const int64_t size = at.channel < c.C ? clamped(b.size - v * Float::n, 0, Float::n) : 0;
+      for (int64_t k = 0; k < size; ++k) {
+        const E* w = static_cast<const E*>(c.weight) + (first + k) * c.w_strides[0] + at.channel * c.w_strides[1];
+        for (int64_t i = 0; i < SIZE; ++i) {
+          const int64_t r = i * c.fold + at.phase[0] - c.shift[0];
+          for (int64_t j = 0; j < SIZE; ++j) {
+            const int64_t s = j * c.fold + at.phase[1] - c.shift[1];
+            const bool inside = r >= 0 && r < c.kernel[0] && s >= 0 && s < c.kernel[1];
+            if (inside) lanes[i * SIZE + j][k] = value_of(w[r * c.w_strides[2] + s * c.w_strides[3]]);
           }
         }
       }
@@ -103,9 +121,11 @@ void pack_filters(const Call& c, int64_t begin, int64_t end) {
   }
 }
 
-template <class E, class T>
+template <class E>
 void pack_winograd(const Call& c, int64_t begin, int64_t end) {
-  c.kernel[0] == 3 ? pack_filters<E, T, 3>(c, begin, end) : pack_filters<E, T, 5>(c, begin, end);
+  c.filter == 3   ? pack_filters<E, 3>(c, begin, end)
+  : c.filter == 4 ? pack_filters<E, 4>(c, begin, end)
+                  : pack_filters<E, 5>(c, begin, end);
 }
 
 // The tiles that a task needs, of every one of its images.
@@ -120,47 +140,67 @@ ZB_INLINE Tiling tiling_of(const Call& c, Range map_rows, Range map_columns) {
           {map_columns.begin / side, up_div(map_columns.end, side)}};
 }
 
-ZB_INLINE int64_t patch_extent(const Call& c, int64_t tiles) {
-  return tiles * tile_side(c) + c.kernel[0] - 1;
+// One folded channel (LANES 1), or Float::n of unit stride (LANES Float::n), of the input under some tiles:
+// [row][column][Float::n], zeros in the padding.
+template <class E, int LANES>
+void fill_channels(const Call& c, const Phase& at, int64_t image, int64_t top, int64_t left, int64_t rows,
+                   int64_t columns, float* to) {
+  constexpr int64_t n = Float::n;
+  const auto put_zeros = [&](int64_t begin, int64_t end) {
+    for (int64_t w = begin; w < end; ++w) {
+      if constexpr (LANES == 1) {
+        to[w * n] = 0;
+      } else {
+        Float::store(to + w * n, Float::zero());
+      }
+    }
+  };
+  const int64_t height = up_div(c.in[0] - at.phase[0], c.fold), width = up_div(c.in[1] - at.phase[1], c.fold);
+  const int64_t w0 = clamped(-left, 0, columns), w1 = clamped(width - left, w0, columns);
+  const int64_t step = c.fold * c.x_strides[3];
+  for (int64_t h = top; h < top + rows; ++h, to += columns * n) {
+    if (h < 0 || h >= height || w0 == w1) {
+      put_zeros(0, columns);
+      continue;
+    }
+    put_zeros(0, w0);
+    const E* from = static_cast<const E*>(c.x) + image * c.x_strides[0] + at.channel * c.x_strides[1] +
+                    (h * c.fold + at.phase[0]) * c.x_strides[2] +
+                    ((left + w0) * c.fold + at.phase[1]) * c.x_strides[3];
+    for (int64_t w = w0; w < w1; ++w, from += step) {
+      if constexpr (LANES == 1) {
+        to[w * n] = value_of(*from);
+      } else {
+        Float::store(to + w * n, load_as(from));
+      }
+    }
+    put_zeros(w1, columns);
+  }
 }
 
-// Float::n channels of the input under some tiles, [row][column][channel], zeros in the padding.
 template <class E>
 void fill_patch(const Call& c, int64_t image, int64_t channel, int64_t top, int64_t left, int64_t rows,
                 int64_t columns, float* to) {
-  constexpr int64_t n = Float::n;
-  const int64_t channels = least(n, c.C - channel);
-  const int64_t w0 = clamped(-left, 0, columns), w1 = clamped(c.in[1] - left, w0, columns);
-  for (int64_t h = 0; h < rows; ++h, to += columns * n) {
-    if (top + h < 0 || top + h >= c.in[0]) {
-      std::memset(to, 0, sizeof(float) * columns * n);
-      continue;
-    }
-    std::memset(to, 0, sizeof(float) * w0 * n);
-    std::memset(to + w1 * n, 0, sizeof(float) * (columns - w1) * n);
-    if (channels < n) std::memset(to + w0 * n, 0, sizeof(float) * (w1 - w0) * n);
-    if (w0 == w1) continue;
-    const E* from = static_cast<const E*>(c.x) + image * c.x_strides[0] + channel * c.x_strides[1] +
-                    (top + h) * c.x_strides[2] + (left + w0) * c.x_strides[3];
-    if (c.x_strides[1] == 1 && channels == n) {
-      for (int64_t w = w0; w < w1; ++w, from += c.x_strides[3]) Float::store(to + w * n, load_as(from));
-    } else {
-      for (int64_t ch = 0; ch < channels; ++ch) {
-        for (int64_t w = w0; w < w1; ++w) {
-          to[w * n + ch] = value_of(from[ch * c.x_strides[1] + (w - w0) * c.x_strides[3]]);
-        }
-      }
-    }
+  const int64_t channels = least(Float::n, folded_channels(c) - channel);
+  if (c.x_strides[1] == 1 && c.fold == 1 && channels == Float::n) {
+    fill_channels<E, Float::n>(c, phase_of(c, channel), image, top, left, rows, columns, to);
+    return;
+  }
+  if (channels < Float::n) std::memset(to, 0, sizeof(float) * rows * columns * Float::n);
+  for (int64_t i = 0; i < channels; ++i) {
+    fill_channels<E, 1>(c, phase_of(c, channel + i), image, top, left, rows, columns, to + i);
   }
 }
 
 // Transformed input v [product][channel group][tile][Float::n] of `tiles` tiles in all, from a task's images.
 template <class E>
-void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_t tiles, float* patch, float* v) {
+void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_t tiles, float* patch, float* v,
+                      int64_t pitch) {
   constexpr int64_t n = Float::n;
   const int64_t side = tile_side(c), groups = channel_groups(c);
   const int64_t rows = patch_extent(c, tiling.rows.size()), columns = patch_extent(c, tiling.columns.size());
-  const int64_t top = tiling.rows.begin * side - c.padding[0], left = tiling.columns.begin * side - c.padding[1];
+  const int64_t top = tiling.rows.begin * side - folded_padding(c, 0);
+  const int64_t left = tiling.columns.begin * side - folded_padding(c, 1);
   for (int64_t image = t.images.begin; image < t.images.end; ++image) {
     for (int64_t group = 0; group < groups; ++group) {
       fill_patch<E>(c, image, group * n, top, left, rows, columns, patch);
@@ -168,13 +208,19 @@ void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_
       for (int64_t r = 0; r < tiling.rows.size(); ++r) {
         for (int64_t s = 0; s < tiling.columns.size(); ++s, to += n) {
           const float* from = patch + (r * side * columns + s * side) * n;
-          Reg d[kProducts], half[kProducts];
-          for (int i = 0; i < kPoints; ++i) {
-            for (int j = 0; j < kPoints; ++j) d[i * kPoints + j] = Float::load(from + (i * columns + j) * n);
+          Reg d[kPoints], half[kProducts];
+#pragma GCC unroll 6
+          for (int j = 0; j < kPoints; ++j) {
+#pragma GCC unroll 6
+            for (int i = 0; i < kPoints; ++i) d[i] = Float::load(from + (i * columns + j) * n);
+            transform_input(d, half + j, kPoints);
           }
-          for (int j = 0; j < kPoints; ++j) transform_input(d + j, kPoints, half + j, kPoints);
-          for (int i = 0; i < kPoints; ++i) transform_input(half + i * kPoints, 1, d + i * kPoints, 1);
-          for (int i = 0; i < kProducts; ++i) Float::store(to + i * groups * tiles * n, d[i]);
+#pragma GCC unroll 6
+          for (int i = 0; i < kPoints; ++i) {
+            transform_input(half + i * kPoints, d, 1);
+#pragma GCC unroll 6
+            for (int j = 0; j < kPoints; ++j) Float::store(to + (i * kPoints + j) * pitch, d[j]);
+          }
         }
       }
     }
@@ -185,68 +231,80 @@ void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_
 template <class E, int SIDE>
 void direct_tile(const Call& c, int64_t image, int64_t first, int64_t channels, int64_t top, int64_t left,
                  float* to, int64_t row_pitch) {
-  constexpr int SIZE = 7 - SIDE;  // of the filter
-  Reg sum[SIDE * SIDE];
-  for (Reg& s : sum) s = Float::zero();
+  Reg sum[SIDE][SIDE];
+  for (auto& row : sum) {
+    for (Reg& value : row) value = Float::zero();
+  }
   for (int64_t ch = 0; ch < c.C; ++ch) {
-    float patch[kPoints][kPoints];
-    for (int i = 0; i < kPoints; ++i) {
-      for (int j = 0; j < kPoints; ++j) {
-        const int64_t h = top + i - c.padding[0], w = left + j - c.padding[1];
-        const bool inside = h >= 0 && h < c.in[0] && w >= 0 && w < c.in[1];
-        patch[i][j] = inside ? value_of(static_cast<const E*>(c.x)[image * c.x_strides[0] + ch * c.x_strides[1] +
-                                                                  h * c.x_strides[2] + w * c.x_strides[3]])
-                             : 0;
-      }
-    }
-    for (int r = 0; r < SIZE; ++r) {
-      for (int s = 0; s < SIZE; ++s) {
+    const E* x = static_cast<const E*>(c.x) + image * c.x_strides[0] + ch * c.x_strides[1];
+    const E* w = static_cast<const E*>(c.weight) + first * c.w_strides[0] + ch * c.w_strides[1];
+    for (int64_t r = 0; r < c.kernel[0]; ++r) {
+      for (int64_t s = 0; s < c.kernel[1]; ++s) {
         float lanes[Float::n] = {};
         for (int64_t k = 0; k < channels; ++k) {
-          lanes[k] = value_of(static_cast<const E*>(c.weight)[(first + k) * c.w_strides[0] + ch * c.w_strides[1] +
-                                                              r * c.w_strides[2] + s * c.w_strides[3]]);
+          lanes[k] = value_of(w[k * c.w_strides[0] + r * c.w_strides[2] + s * c.w_strides[3]]);
         }
         const Reg weight = Float::load(lanes);
         for (int i = 0; i < SIDE; ++i) {
           for (int j = 0; j < SIDE; ++j) {
-            sum[i * SIDE + j] = Float::fma(Float::set1(patch[i + r][j + s]), weight, sum[i * SIDE + j]);
+            const int64_t row = (top + i) * c.stride[0] + r - c.padding[0];
+            const int64_t column = (left + j) * c.stride[1] + s - c.padding[1];
+            const bool inside = row >= 0 && row < c.in[0] && column >= 0 && column < c.in[1];
+            const float value = inside ? value_of(x[row * c.x_strides[2] + column * c.x_strides[3]]) : 0;
+            sum[i][j] = Float::fma(Float::set1(value), weight, sum[i][j]);
           }
         }
       }
     }
   }
   for (int i = 0; i < SIDE; ++i) {
-    for (int j = 0; j < SIDE; ++j) Float::store(to + i * row_pitch + j * kBlock<float>, sum[i * SIDE + j]);
+    for (int j = 0; j < SIDE; ++j) Float::store(to + i * row_pitch + j * kBlock<float>, sum[i][j]);
   }
 }
 
-// From products m [product][tile][kBlock] to one image's map, whose memory holds whole tiles.
+// From the products m [product][tile][kBlock] of some tiles of one image to its map, whose memory holds whole
+// tiles. m is that of the first of the tiles.
 template <class E, int SIDE>
-void transform_outputs(const Call& c, const Tiling& tiling, int64_t image, int64_t tiles, const Block& b,
-                       const float* m, float* map, int64_t row_pitch) {
+void transform_outputs(const Call& c, const Tiling& tiling, int64_t image, Range tiles, const Block& b,
+                       const float* m, int64_t pitch, float* map, int64_t row_pitch) {
   const int vectors = b.size > Float::n ? 2 : 1;
-  for (int64_t r = 0; r < tiling.rows.size(); ++r) {
-    for (int64_t s = 0; s < tiling.columns.size(); ++s, m += kBlock<float>) {
-      for (int v = 0; v < vectors; ++v) {
-        float* to = map + r * SIDE * row_pitch + s * SIDE * kBlock<float> + v * Float::n;
-        Reg in[kProducts], half[SIDE * kPoints], out[SIDE * SIDE];
-        for (int i = 0; i < kProducts; ++i) in[i] = Float::load(m + i * tiles * kBlock<float> + v * Float::n);
-        for (int j = 0; j < kPoints; ++j) transform_output<SIDE>(in + j, kPoints, half + j, kPoints);
-        Reg nothing = Float::zero();  // 0, or NaN where anything is not finite
-        for (int i = 0; i < SIDE; ++i) {
-          transform_output<SIDE>(half + i * kPoints, 1, out + i * SIDE, 1);
-          for (int j = 0; j < SIDE; ++j) {
-            Float::store(to + i * row_pitch + j * kBlock<float>, out[i * SIDE + j]);
-            nothing = Float::fma(out[i * SIDE + j], Float::zero(), nothing);
-          }
+  for (int64_t tile = tiles.begin; tile < tiles.end; ++tile, m += kBlock<float>) {
+    const int64_t r = tile / tiling.columns.size(), s = tile % tiling.columns.size();
+    for (int v = 0; v < vectors; ++v) {
+      float* to = map + r * SIDE * row_pitch + s * SIDE * kBlock<float> + v * Float::n;
+      Reg in[kPoints], half[SIDE * kPoints], out[SIDE];
+#pragma GCC unroll 6
+      for (int j = 0; j < kPoints; ++j) {
+#pragma GCC unroll 6
+        for (int i = 0; i < kPoints; ++i) in[i] = Float::load(m + (i * kPoints + j) * pitch + v * Float::n);
+        transform_output<SIDE>(in, half + j, kPoints);
+      }
+      Reg nothing = Float::zero();  // 0, or NaN where anything is not finite
+#pragma GCC unroll 4
+      for (int i = 0; i < SIDE; ++i) {
+        transform_output<SIDE>(half + i * kPoints, out, 1);
+#pragma GCC unroll 4
+        for (int j = 0; j < SIDE; ++j) {
+          Float::store(to + i * row_pitch + j * kBlock<float>, out[j]);
+          nothing = Float::fma(out[j], Float::zero(), nothing);
         }
-        if (Float::bits(Float::is_nan(nothing))) {
-          direct_tile<E, SIDE>(c, image, b.first + v * Float::n, least(Float::n, b.size - v * Float::n),
-                               (tiling.rows.begin + r) * SIDE, (tiling.columns.begin + s) * SIDE, to, row_pitch);
-        }
+      }
+      if (Float::bits(Float::is_nan(nothing))) {
+        direct_tile<E, SIDE>(c, image, b.first + v * Float::n, least(Float::n, b.size - v * Float::n),
+                             (tiling.rows.begin + r) * SIDE, (tiling.columns.begin + s) * SIDE, to, row_pitch);
       }
     }
   }
+}
+
+// How a task's tiles are multiplied: the tiles of one image in batches, those of several small images at once.
+struct Batches {
+  int64_t count, size;
+};
+
+ZB_INLINE Batches batches_of(int64_t images, int64_t tiles) {
+  const int64_t count = images > 1 ? 1 : up_div(tiles, kBatch);
+  return {count, up_div(tiles, count)};
 }
 
 struct WinogradScratch {
@@ -254,13 +312,13 @@ struct WinogradScratch {
 };
 
 ZB_INLINE WinogradScratch winograd_scratch(const Call& c, Scratch& memory) {
-  const int64_t side = tile_side(c), groups = channel_groups(c);
-  const int64_t rows = c.map_rows / side, columns = c.map_columns / side;  // most of a task, in tiles
+  const int64_t side = tile_side(c), rows = c.map_rows / side, columns = c.map_columns / side;
   const int64_t tiles = c.images.block * rows * columns, outputs = c.rows.block * c.columns.block * kBlock<float>;
+  const int64_t batch = c.images.block > 1 ? tiles : least(tiles, kBatch);
   WinogradScratch s;
   s.patch = memory.take<float>(patch_extent(c, rows) * patch_extent(c, columns) * Float::n);
-  s.v = memory.take<float>(kProducts * groups * tiles * Float::n);
-  s.m = memory.take<float>(kProducts * tiles * kBlock<float>);
+  s.v = memory.take<float>(kProducts * product_pitch(channel_groups(c) * tiles * Float::n));
+  s.m = memory.take<float>(kProducts * product_pitch(batch * kBlock<float>));
   s.map = memory.take<float>(c.map_rows * c.map_columns * kBlock<float>);
   s.value = memory.take<float>(outputs);
   s.position = memory.take<float>(outputs);
@@ -268,69 +326,71 @@ ZB_INLINE WinogradScratch winograd_scratch(const Call& c, Scratch& memory) {
 }
 
 void plan_winograd(Call& c) {
-  const int64_t side = tile_side(c), groups = channel_groups(c);
-  const int64_t most_tiles = clamped(kTransformedBytes / (kProducts * groups * Float::n * 4), 2 * kTilePixels, kMostTiles);
+  const int64_t side = tile_side(c), channels = channel_groups(c) * Float::n;
+  const int64_t most_tiles = clamped(kTransformedBytes / (kProducts * channels * 4), 2 * kTilePixels, kMostTiles);
   // Extents rounded up to tiles, which may begin and end outside of what is needed.
   const auto whole_tiles = [&](int d, int64_t outputs) {
     return least(up_to(map_extent(c, d, outputs), side) + side, up_to(c.map[d], side));
   };
   c.columns = cut_evenly(c.out[1], outputs_within(c, 1, kColumns));
   c.map_columns = whole_tiles(1, c.columns.block);
-  int64_t tile_rows = most(1, most_tiles / (c.map_columns / side));
   c.images = {c.N, 1, c.N};
-  const int64_t all_rows = up_div(c.map[0], side);
+  const int64_t all_rows = up_div(c.map[0], side), tile_rows = most(1, most_tiles / (c.map_columns / side));
   // Whole rows of tiles, where the pool allows it: then no tile is computed twice.
   const bool aligned = c.pool_kernel[0] == c.pool_stride[0] && c.pool_padding[0] == 0 && side % c.pool_stride[0] == 0;
   const int64_t step = aligned ? side / c.pool_stride[0] : 1;
   const int64_t even_rows = up_div(all_rows, up_div(all_rows, tile_rows));
-  const int64_t block = aligned ? even_rows * step : outputs_within(c, 0, most(even_rows * side, 4 * side));
-  if (even_rows >= all_rows) {
-    spread(c, c.out[0], step);
-  } else {
-    spread(c, block, step);
-  }
+  const int64_t some = aligned ? even_rows * step : outputs_within(c, 0, most(even_rows, 4) * side);
+  spread(c, even_rows >= all_rows ? c.out[0] : some, step);
   c.map_rows = whole_tiles(0, c.rows.block);
-  const int64_t tiles = c.map_rows / side * (c.map_columns / side);
   if (c.rows.count == 1 && c.columns.count == 1) {
-    c.images = cut_evenly(c.N, clamped(most_tiles / tiles, 1, most(1, c.N / (c.threads * kTasksPerThread))));
+    const int64_t fit = least(kBatch, most_tiles) / (c.map_rows / side * (c.map_columns / side));
+    c.images = cut_evenly(c.N, clamped(fit, 1, most(1, c.N / (c.threads * kTasksPerThread))));
   }
-  c.weight_units = c.blocks * groups * Float::n;
+  c.weight_units = c.blocks * channels;
   c.weight_bytes = c.weight_units * kProducts * kBlock<float> * 4;
   Scratch count{nullptr, 0};
   winograd_scratch(c, count);
   c.scratch_bytes = count.used;
 }
 
-template <class E, class T>
+template <class E>
 void run_winograd(const Call& c, const Task& t, Scratch& memory) {
   const WinogradScratch s = winograd_scratch(c, memory);
-  const int64_t side = tile_side(c), groups = channel_groups(c);
   const Tiling tiling = tiling_of(c, t.rows, t.columns);
+  const int64_t side = tile_side(c), channels = channel_groups(c) * Float::n;
   const int64_t per_image = tiling.per_image(), tiles = t.images.size() * per_image;
   const int64_t row_pitch = tiling.columns.size() * side * kBlock<float>;
+  const Batches batches = batches_of(t.images.size(), tiles);
+  const int64_t v_pitch = product_pitch(channels * tiles), m_pitch = product_pitch(batches.size * kBlock<float>);
+  const int64_t group_pitch = tiles * Float::n;
+  const auto outputs = [&](int64_t image, Range of, const Block& b, const float* m) {
+    side == 4   ? transform_outputs<E, 4>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch)
+    : side == 3 ? transform_outputs<E, 3>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch)
+                : transform_outputs<E, 2>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch);
+  };
+  const int64_t down = t.rows.begin - tiling.rows.begin * side;
+  const int64_t right = t.columns.begin - tiling.columns.begin * side;
+  const Map<float> map{s.map + down * row_pitch + right * kBlock<float>, t.rows, t.columns, row_pitch};
   const Pooled<float> pooled{s.value, s.position, t.out_rows, t.out_columns};
-  int64_t lanes[Float::n];
-  for (int64_t i = 0; i < Float::n; ++i) lanes[i] = i;
 
-  transform_inputs<E>(c, t, tiling, tiles, s.patch, s.v);
+  transform_inputs<E>(c, t, tiling, tiles, s.patch, s.v, v_pitch);
   for (int64_t i = t.blocks.begin; i < t.blocks.end; ++i) {
     const Block b = block_at(c, i);
-    const float* u = static_cast<const float*>(c.packed_weight) + i * kProducts * groups * Float::n * kBlock<float>;
-    for (int64_t product = 0; product < kProducts; ++product) {
-      // v is [channel group][tile][channel]: a group is a "channel", its channels are the "taps" of direct.h.
-      tile_run<float, Float::n>(tiles, b.size, s.v + product * groups * tiles * Float::n, tiles * Float::n, groups,
-                                lanes, Float::n, u + product * groups * Float::n * kBlock<float>,
-                                s.m + product * tiles * kBlock<float>, false);
+    const float* u = static_cast<const float*>(c.packed_weight) + i * kProducts * channels * kBlock<float>;
+    for (int64_t first = 0; first < tiles; first += batches.size) {
+      const int64_t size = least(batches.size, tiles - first);
+      for (int64_t product = 0; product < kProducts; ++product) {
+        tile_run<float, Float::n>(size, b.size, s.v + product * v_pitch + first * Float::n, &group_pitch,
+                                  folded_channels(c), u + product * channels * kBlock<float>,
+                                  s.m + product * m_pitch, false);
+      }
+      if (t.images.size() == 1) outputs(t.images.begin, {first, first + size}, b, s.m);
     }
     for (int64_t image = t.images.begin; image < t.images.end; ++image) {
-      const float* m = s.m + (image - t.images.begin) * per_image * kBlock<float>;
-      if (side == 4) {
-        transform_outputs<E, 4>(c, tiling, image, tiles, b, m, s.map, row_pitch);
-      } else {
-        transform_outputs<E, 2>(c, tiling, image, tiles, b, m, s.map, row_pitch);
+      if (t.images.size() > 1) {
+        outputs(image, {0, per_image}, b, s.m + (image - t.images.begin) * per_image * kBlock<float>);
       }
-      const int64_t down = t.rows.begin - tiling.rows.begin * side, right = t.columns.begin - tiling.columns.begin * side;
-      const Map<float> map{s.map + down * row_pitch + right * kBlock<float>, t.rows, t.columns, row_pitch};
       after_convolution<E>(c, map, pooled, image, b);
       write_outputs<E>(c, pooled, image, b);
     }
