@@ -23,6 +23,7 @@ from zbkernels.experiments.contrast import SCALARS, sweep, zero_image_probabilit
 from zbkernels.experiments.progress import Progress, duration
 from zbkernels.files import replacing
 from zbkernels.models import Architecture, Conv, Linear, build
+from zbkernels.nn import ConvReLUPool2d, LinearReLU
 from zbkernels.train import TrainConfig, train
 
 ARCHITECTURE = Architecture("demo", (Conv(16), Linear(24)))
@@ -102,9 +103,12 @@ def _show_patterns(model: nn.Sequential, data: image_sets.Dataset, console: Cons
     """Activation patterns (NAPs, Definition 1 of the paper) of all 1,797 images, packed 64 units to a word."""
     images = torch.cat([data.train.images, data.test.images])
     labels = torch.cat([data.train.labels, data.test.labels])
+    conv, linear = model.get_submodule("conv1"), model.get_submodule("fc2")
+    assert isinstance(conv, ConvReLUPool2d)
+    assert isinstance(linear, LinearReLU)
     with torch.inference_mode():
-        pooled, conv_bits = model.conv1.forward_nap(images, units="winner")  # [N, words]
-        _, linear_bits = model.fc2.forward_nap(pooled.flatten(1))
+        pooled, conv_bits = conv.forward_nap(images, units="winner")  # [N, words]
+        _, linear_bits = linear.forward_nap(pooled.flatten(1))
     both = torch.cat([conv_bits, linear_bits], dim=1)
 
     table = Table(title="Activation patterns of the network without bias", title_justify="left")
@@ -112,7 +116,7 @@ def _show_patterns(model: nn.Sequential, data: image_sets.Dataset, console: Cons
         table.add_column(column, justify="left" if column.startswith("part") else "right")
     parts = {
         "convolution (which unit of each pool window won)": conv_bits,
-        f"hidden layer ({model.fc2.out_features} units)": linear_bits,
+        f"hidden layer ({linear.out_features} units)": linear_bits,
         "both": both,
     }
     for label, bits in parts.items():

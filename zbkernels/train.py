@@ -85,7 +85,7 @@ def train(
     """
     device = next(model.parameters()).device
     layout = memory_format(config.memory_format)
-    model.to(memory_format=layout)
+    model.to(memory_format=layout)  # type: ignore[call-overload]  # torch's stub lacks it
     data = data.to(device)
     optimizer = new_optimizer(model, config)
     shuffle = torch.Generator().manual_seed(config.seed)

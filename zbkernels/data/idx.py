@@ -12,6 +12,7 @@ import hashlib
 import math
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def read_idx(path: Path, magic: int, source: str) -> IdxFile:
     return IdxFile(path, array, hashlib.md5(content, usedforsecurity=False).hexdigest())
 
 
-def _content(path: Path, broken) -> bytes:
+def _content(path: Path, broken: Callable[[str], DataError]) -> bytes:
     """The bytes of ``path``, unpacked where its name ends in .gz."""
     try:
         raw = path.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,9 @@ class _Contestant:
     seconds: float = 0.0
 
 
-def time_forms(forms: dict[tuple[str, str], nn.Module], data: Dataset, config: TrainConfig) -> dict[str, Any]:
+def time_forms(
+    forms: Mapping[tuple[str, str], nn.Module], data: Dataset, config: TrainConfig
+) -> dict[str, Any]:
     """Train every form for one epoch on the same batches, in turns, and add up each one's time.
 
     Args:
@@ -40,7 +43,7 @@ def time_forms(forms: dict[tuple[str, str], nn.Module], data: Dataset, config: T
     contestants = []
     for (form, layout), model in forms.items():
         own = replace(config, memory_format=layout)
-        model.to(memory_format=memory_format(layout))
+        model.to(memory_format=memory_format(layout))  # type: ignore[call-overload]
         label = {"fused": "fused layers", "plain": "plain torch layers"}[form] + f", {layout}"
         contestants.append(_Contestant(form, label, model, new_optimizer(model, own), own))
     _check_equal(contestants, data)

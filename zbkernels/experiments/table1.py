@@ -201,7 +201,7 @@ def _crc32(data: image_sets.Dataset) -> str:
     value = 0
     for split in (data.train, data.test):
         for tensor in (split.images, split.labels):
-            value = zlib.crc32(tensor.cpu().contiguous().numpy(), value)
+            value = zlib.crc32(tensor.cpu().contiguous().numpy().data, value)
     return f"{value:08x}"
 
 

@@ -122,10 +122,15 @@ def _plain_linear(index: int, inputs: int, outputs: int, bias: bool) -> dict[str
 def _fused_conv(index: int, channels: int, block: Conv, bias: bool) -> dict[str, nn.Module]:
     from zbkernels.nn import ConvReLUPool2d
 
-    pool = {"pool": "max", "pool_kernel": block.pool} if block.pool > 1 else {"pool": "none"}
-    return {
-        f"conv{index}": ConvReLUPool2d(channels, block.out, block.kernel, padding=block.kernel // 2, **pool)
-    }
+    layer = ConvReLUPool2d(
+        channels,
+        block.out,
+        block.kernel,
+        padding=block.kernel // 2,
+        pool="max" if block.pool > 1 else "none",
+        pool_kernel=block.pool,
+    )
+    return {f"conv{index}": layer}
 
 
 def _fused_linear(index: int, inputs: int, outputs: int, bias: bool) -> dict[str, nn.Module]:
