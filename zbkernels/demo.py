@@ -26,7 +26,7 @@ from zbkernels.models import Architecture, Conv, Linear, build
 from zbkernels.nn import ConvReLUPool2d, LinearReLU
 from zbkernels.train import TrainConfig, train
 
-ARCHITECTURE = Architecture("demo", (Conv(16), Linear(24)))
+ARCHITECTURE = Architecture("demo", (Conv(16), Linear(64)))
 TRAINING = TrainConfig(epochs=30, batch_size=32, lr=0.002, optimizer="adam")
 NETWORKS = {"with bias": True, "without bias": False}
 SPEED_SHAPES = ("mnist1", "cifar1")
