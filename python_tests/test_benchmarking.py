@@ -244,6 +244,15 @@ def test_no_host_name_or_path_in_a_report(no_compile: None) -> None:
     assert os.uname().nodename not in text and str(ROOT) not in text and os.path.expanduser("~") not in text
 
 
+def test_a_busy_machine_stands_above_the_table(no_compile: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.5, 1.0, 1.0))
+    report = runner.run(SMALL[:1], FAST)
+    assert any("Load average 9.5 to 9.5 on 2 cores: busy" in line for line in table.headline(report))
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 1.0, 1.0))
+    assert "busy" not in table.markdown(runner.run(SMALL[:1], FAST))
+
+
 def test_missing_contestants_stand_in_the_table(no_compile: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     ((_, header, lines),) = table.tables(runner.run(SMALL[:1], FAST))
@@ -284,6 +293,7 @@ def test_capability_is_held_in_a_fresh_process(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(subprocess, "run", run)
     assert command.main(["--capability", "avx2", "--shapes", "mnist1"]) == 7
     assert seen["ZBKERNELS_CPU_CAPABILITY"] == "avx2" and seen["ATEN_CPU_CAPABILITY"] == "avx2"
+    assert seen["TORCHINDUCTOR_CACHE_DIR"] != os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     assert seen["line"][1:] == ["-m", "zbkernels.benchmarking", "--capability", "avx2", "--shapes", "mnist1"]
 
 

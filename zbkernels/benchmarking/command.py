@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,8 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     switches = CAPABILITIES.get(chosen.capability, {})
     if any(os.environ.get(name) != value for name, value in switches.items()):
         # The libraries read their switches once, when they load: a fresh process is needed.
+        # So is a fresh Inductor cache: its key does not hold the instruction set, and code written for AVX-512
+        # but compiled for AVX2 was seen to leave half of its output unwritten.
         command = [sys.executable, "-m", "zbkernels.benchmarking", *arguments]
-        return subprocess.run(command, env={**os.environ, **switches}, check=False).returncode
+        with tempfile.TemporaryDirectory() as cache:
+            environment = {**os.environ, **switches, "TORCHINDUCTOR_CACHE_DIR": cache}
+            return subprocess.run(command, env=environment, check=False).returncode
     try:
         report = bench(
             chosen.suite,

@@ -85,6 +85,12 @@ def headline(report: dict[str, Any]) -> list[str]:
         "Versions: " + ", ".join(f"{name} {version}" for name, version in versions),
         f"Measured ceilings: {fma}; {ceilings['bytes_per_second'] / 1e9:.1f} GB/s ({how['bytes']})",
     ]
+    loads = [row["load"] for row in report["rows"]]
+    if loads and report["device"] == "cpu":
+        busy = (
+            "" if max(loads) <= report["cores"] + 1 else ": busy, trust the ratios only, small shapes least"
+        )
+        lines.append(f"Load average {min(loads):.1f} to {max(loads):.1f} on {report['cores']} cores{busy}")
     if report["environment"]:
         switches = sorted(report["environment"].items())
         lines.append("Switches: " + " ".join(f"{name}={value}" for name, value in switches))
