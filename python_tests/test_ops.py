@@ -298,6 +298,19 @@ def test_only_one_gradient_wanted(name: str, wanted: str, device: str) -> None:
     assert other is None
 
 
+@pytest.mark.parametrize("pool", ["max", "avg", "none"])
+def test_an_infinite_gradient_behind_a_dead_unit_is_zero(pool: str, device: str) -> None:
+    for slope in (0.0, 0.5):
+        for backend in ("auto", "reference"):
+            x = torch.full((1, 1, 2, 2), -1.0, device=device, requires_grad=True)
+            w = torch.ones(1, 1, 1, 1, device=device)
+            with zb.use_backend(backend):
+                y = zb.conv_relu_pool2d(x, w, pool=pool, negative_slope=slope)
+            y.backward(torch.full_like(y, math.inf))
+            seen = set(x.grad.flatten().tolist())
+            assert seen == ({0.0} if slope == 0 else {0.0, math.inf} if pool == "max" else {math.inf}), backend
+
+
 def test_a_signature_has_no_gradient_and_y_has(device: str) -> None:
     x = torch.randn(2, 3, 8, 8, device=device, requires_grad=True)
     w = torch.randn(4, 3, 3, 3, device=device, requires_grad=True)

@@ -136,7 +136,8 @@ def _pool_adjoint(
         on = unpack_last(code, h1 * w1).unflatten(-1, (h1, w1))
         if g.pool == "avg":
             grad = _avg_pool_adjoint(grad, g, map_size)
-        return torch.where(on, grad, grad * g.negative_slope)
+        # Not a product at slope 0: an infinite gradient behind a unit that is off is 0, not NaN.
+        return torch.where(on, grad, grad * g.negative_slope if g.negative_slope else 0)
     (kh, kw), (sh, sw), (ph, pw) = g.pool_kernel, g.pool_stride, g.pool_padding
     p, q = grad.shape[-2:]
     code = code.long()
