@@ -85,7 +85,7 @@ def resources() -> dict[str, dict[str, dict[str, int]]]:
 def mangled(name: str, dtype: str) -> re.Pattern[str]:
     """Matches the symbol of the kernel template ``name`` at ``dtype``, whatever its other arguments."""
     code = {"float": "f", "double": "d"}.get(dtype, f"{len(dtype)}{dtype}")
-    return re.compile(rf"(?<=\D){len(name)}{name}I{code}")
+    return re.compile(rf"{len(name)}{name}I{code}")
 
 
 def test_every_source_is_there_for_every_architecture() -> None:

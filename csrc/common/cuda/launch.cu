@@ -45,8 +45,11 @@ void check(const char* op, const char* action, cudaError_t code) {
 }
 
 Place::Place(const char* op, const Tensor& on) : op_(op), guard_(on.get_device_index()) {
+  const int32_t device = on.get_device_index();
+  // The guard speaks to torch's CUDA runtime; the one linked into this library is told as well.
+  check(op, "choosing the device", cudaSetDevice(device));
   void* stream = nullptr;
-  const auto code = aoti_torch_get_current_cuda_stream(on.get_device_index(), &stream);
+  const auto code = aoti_torch_get_current_cuda_stream(device, &stream);
   STD_TORCH_CHECK(code == AOTI_TORCH_SUCCESS, op, ": torch gave no current CUDA stream");
   stream_ = static_cast<cudaStream_t>(stream);
 }
