@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from idx_files import write_idx_set
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from zbkernels import __version__
@@ -113,6 +115,32 @@ def test_an_interrupt_keeps_what_is_done_and_says_so(tmp_path: Path, monkeypatch
     assert result.exit_code == 130
     assert "the same command goes on from there" in result.output
     assert zb("run", "table1-mnist", "--preset", "smoke", "--out", str(tmp_path)).exit_code == 0
+
+
+def test_demo_shows_its_tables_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zbkernels import demo
+
+    monkeypatch.setattr(demo, "TRAINING", dataclasses.replace(demo.TRAINING, epochs=8))
+    monkeypatch.setattr(
+        demo, "_show_speed", lambda console: None
+    )  # `pytest bench` measures; it takes its time
+    monkeypatch.setattr("zbkernels.cli._console", Console(width=160))
+    result = zb("demo", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    rows = {
+        line.split("│")[1].strip(): line.split("│")[2:-1]
+        for line in result.output.splitlines()
+        if "│" in line
+    }
+    without = [float(cell) for cell in rows["without bias"]]
+    assert len(without) == 11
+    assert max(without) - min(without) < 0.6  # two images at most
+    assert without[0] > 90
+    assert float(rows["with bias"][-1]) < 50
+    assert all(int(cell) <= 2 for cell in rows["predictions changed, without bias"])
+    assert "A black image, without bias: every class has probability 0.100" in result.output
+    assert "images share one pattern" in result.output
+    assert (tmp_path / "figure.png").stat().st_size > 20_000
 
 
 def test_help_imports_nothing_heavy() -> None:

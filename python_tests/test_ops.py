@@ -568,7 +568,7 @@ def test_forced_backend_that_cannot_run_says_why() -> None:
         zb.conv_relu_pool2d(x, w)
     with pytest.raises(ValueError, match="use_backend: expected one of auto, reference, cpu"):
         zb.use_backend("tpu")
-    with pytest.raises(ValueError, match="explain: expected one of nap_pack"):
+    with pytest.raises(ValueError, match="explain: expected one of .*nap_pack"):
         zb.explain("conv2d", x, w)
 
 

@@ -68,7 +68,7 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Start over, whatever is there")] = False,
 ) -> None:
     """Run an experiment. A run that was cut off goes on; a finished one is shown, not repeated."""
-    with _one_line_errors():
+    with _one_line_errors("stopped; finished epochs are kept, and the same command goes on from there"):
         from zbkernels.experiments import runner
 
         folder = runner.run(
@@ -159,7 +159,7 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def _one_line_errors(when_interrupted: str = "stopped") -> Iterator[None]:
     """Turn errors that are the user's to mend into one line and exit code 1; other faults show as they are."""
     from zbkernels.checkpoint import CheckpointError
     from zbkernels.data import DataError
@@ -186,7 +186,7 @@ def _one_line_errors() -> Iterator[None]:
     except OSError as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
-        _fail("stopped; the last finished epoch is kept, and the same command goes on from there", 130)
+        _fail(when_interrupted, 130)
 
 
 def _fail(message: str, code: int) -> None:

@@ -1,12 +1,13 @@
 // Small vectors of float or double, one set of types per instruction set.
 //
-// Vec<T> is a bundle of static functions over Vec<T>::reg, a register of Vec<T>::n values. The including file's
-// compiler flags choose the set. Everything is in an anonymous namespace and stays inside the including file: a
-// template with external linkage would be kept once by the linker, perhaps as the AVX-512 copy, and then run on
-// a machine without AVX-512. For the same reason files compiled for an instruction set include no header of
-// torch and no template of the standard library.
+// Vec<T> is a bundle of static functions over Vec<T>::reg, a register of Vec<T>::n values. The including
+// file's compiler flags choose the set. Everything is in an anonymous namespace and stays inside the
+// including file: a template with external linkage would be kept once by the linker, perhaps as the AVX-512
+// copy, and then run on a machine without AVX-512. For the same reason files compiled for an instruction set
+// include no header of torch and no template of the standard library.
 //
-// Element types E and the type T they are computed in: float → float, double → double, Half and BFloat → float.
+// Element types E and the type T they are computed in: float → float, double → double, Half and BFloat →
+// float.
 #pragma once
 
 #include <cstdint>
@@ -73,14 +74,30 @@ ZB_INLINE uint16_t half_bits(float value) {
 #endif
 }
 
-ZB_INLINE float value_of(float e) { return e; }
-ZB_INLINE double value_of(double e) { return e; }
-ZB_INLINE float value_of(Half e) { return half_value(e.bits); }
-ZB_INLINE float value_of(BFloat e) { return bit_cast<float>(static_cast<uint32_t>(e.bits) << 16); }
-ZB_INLINE void put(float* to, float value) { *to = value; }
-ZB_INLINE void put(double* to, double value) { *to = value; }
-ZB_INLINE void put(Half* to, float value) { to->bits = half_bits(value); }
-ZB_INLINE void put(BFloat* to, float value) { to->bits = bfloat_bits(value); }
+ZB_INLINE float value_of(float e) {
+  return e;
+}
+ZB_INLINE double value_of(double e) {
+  return e;
+}
+ZB_INLINE float value_of(Half e) {
+  return half_value(e.bits);
+}
+ZB_INLINE float value_of(BFloat e) {
+  return bit_cast<float>(static_cast<uint32_t>(e.bits) << 16);
+}
+ZB_INLINE void put(float* to, float value) {
+  *to = value;
+}
+ZB_INLINE void put(double* to, double value) {
+  *to = value;
+}
+ZB_INLINE void put(Half* to, float value) {
+  to->bits = half_bits(value);
+}
+ZB_INLINE void put(BFloat* to, float value) {
+  to->bits = bfloat_bits(value);
+}
 
 template <class T>
 struct Vec;

@@ -1,5 +1,5 @@
-// One forward call as plain data: what the files of each instruction set get to see. They include no header of
-// torch (see common/vec.h), so forward.cpp copies what they need out of Problem and the tensors.
+// One forward call as plain data: what the files of each instruction set get to see. They include no header
+// of torch (see common/vec.h), so forward.cpp copies what they need out of Problem and the tensors.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct Call {
 
   // --- filled by Kernels::plan ---
   Algorithm algorithm;
-  bool all_map;         // every row and column of the map is wanted, not just what the windows cover
+  bool all_map;           // every row and column of the map is wanted, not just what the windows cover
   int64_t channel_block;  // output channels of one block (the last of a group may be smaller)
   int64_t blocks;         // number of them
   Cut images, rows, columns, block_cut;  // a task is one block of each; rows and columns are those of y

@@ -5,8 +5,14 @@
 // (column modulo stride), which makes every convolution one of stride 1; where few of the columns are used
 // (1x1 kernels with a stride, large dilations) they are stored once a tap instead.
 //
-// Every pre-activation is one chain of fused multiply-adds over channel, row, column of the filter, whatever the
-// kernel or the cut into tasks: values do not depend on memory format, batch, or threads.
+// Every pre-activation is one chain of fused multiply-adds over channel, row, column of the filter, whatever
+// the kernel or the cut into tasks: values do not depend on memory format, batch, or threads.
+//
+// Versions, forward with max pooling, NCHW float32, CPU milliseconds of one thread on a busy Xeon with
+// AVX-512 (medians of 3; torch's eager channels_last in the same run in brackets):
+//                                              mnist1        cifar1
+//   loops over channels and over taps           6.8 [49.2]    9.1 [60.4]
+//   one flat loop over both                     5.0 [32.8]    5.8 [37.8]
 #pragma once
 
 namespace zb::conv_relu_pool::cpu {
@@ -68,11 +74,11 @@ template <class T>
 struct Slab {
   const T* data;
   SlabShape shape;
-  int64_t first_row;    // input row of the first slab row, where rows are dense
-  int64_t map_row;      // first map row
-  int64_t row_pitch;    // all channels of one row
+  int64_t first_row;  // input row of the first slab row, where rows are dense
+  int64_t map_row;    // first map row
+  int64_t row_pitch;  // all channels of one row
   int64_t image_pitch;
-  int64_t zero_row;     // offset of a row of zeros, for rows of padding
+  int64_t zero_row;  // offset of a row of zeros, for rows of padding
 };
 
 template <class T>
@@ -94,8 +100,8 @@ Slab<T> fill_slab(const Call& c, Range images, Range rows, Range columns, T* dat
     const E* x = static_cast<const E*>(c.x) + (images.begin + image) * c.x_strides[0];
     for (int64_t r = 0; r < shape.rows; ++r) {
       const int64_t in = c.dense_rows ? slab.first_row + r
-                                          : (rows.begin + r / c.kernel[0]) * c.stride[0] - c.padding[0] +
-                                                (r % c.kernel[0]) * c.dilation[0];
+                                      : (rows.begin + r / c.kernel[0]) * c.stride[0] - c.padding[0] +
+                                            (r % c.kernel[0]) * c.dilation[0];
       if (in < 0 || in >= c.in[0]) continue;  // never read: see tap_offsets
       T* to = data + image * slab.image_pitch + r * slab.row_pitch;
       for (int64_t ch = 0; ch < c.C; ++ch) {
@@ -121,7 +127,7 @@ ZB_INLINE void tap_offsets(const Call& c, const Slab<T>& slab, int64_t image, in
     for (int64_t s = 0; s < c.kernel[1]; ++s) {
       const int64_t at = s * c.dilation[1];
       *offsets++ = base + (c.by_phase ? (at % c.stride[1]) * slab.shape.segment + at / c.stride[1]
-                                             : s * slab.shape.segment);
+                                      : s * slab.shape.segment);
     }
   }
 }
@@ -141,9 +147,9 @@ ZB_INLINE void multiply_add(typename Vec<T>::reg (&acc)[PIXELS][VECTORS], const 
   }
 }
 
-// out[j][v] (+)= sum over i < count of x[at(i) + j * STEP] * w[i][v]: PIXELS pixels times VECTORS vectors of output
-// channels, all in registers, in one flat loop whose exit is mispredicted once a tile. With STEP 1, at(i) = at[i]
-// (channels and taps of a slab); else x holds groups of STEP channels, at[0] apart.
+// out[j][v] (+)= sum over i < count of x[at(i) + j * STEP] * w[i][v]: PIXELS pixels times VECTORS vectors of
+// output channels, all in registers, in one flat loop whose exit is mispredicted once a tile. With STEP 1,
+// at(i) = at[i] (channels and taps of a slab); else x holds groups of STEP channels, at[0] apart.
 template <class T, int PIXELS, int VECTORS, int STEP>
 void tile(const T* x, const int64_t* at, int64_t count, const T* w, T* out, bool more) {
   using V = Vec<T>;
@@ -155,7 +161,8 @@ void tile(const T* x, const int64_t* at, int64_t count, const T* w, T* out, bool
   }
   if constexpr (STEP == 1) {
 #pragma GCC unroll 2
-    for (int64_t i = 0; i < count; ++i, w += kBlock<T>) multiply_add<T, PIXELS, VECTORS, STEP>(acc, x + at[i], w);
+    for (int64_t i = 0; i < count; ++i, w += kBlock<T>)
+      multiply_add<T, PIXELS, VECTORS, STEP>(acc, x + at[i], w);
   } else {
     const int64_t pitch = at[0];
     for (; count >= STEP; count -= STEP, x += pitch, w += STEP * kBlock<T>) {
@@ -172,7 +179,8 @@ void tile(const T* x, const int64_t* at, int64_t count, const T* w, T* out, bool
 }
 
 template <class T, int VECTORS, int STEP, int PIXELS = kTilePixels>
-ZB_INLINE void tile_of(int64_t pixels, const T* x, const int64_t* at, int64_t count, const T* w, T* out, bool more) {
+ZB_INLINE void tile_of(int64_t pixels, const T* x, const int64_t* at, int64_t count, const T* w, T* out,
+                       bool more) {
   if constexpr (PIXELS > 0) {
     if (pixels == PIXELS) {
       tile<T, PIXELS, VECTORS, STEP>(x, at, count, w, out, more);
@@ -184,8 +192,8 @@ ZB_INLINE void tile_of(int64_t pixels, const T* x, const int64_t* at, int64_t co
 
 // A run of pixels STEP values apart, in tiles of nearly equal length.
 template <class T, int STEP>
-ZB_INLINE void tile_run(int64_t pixels, int64_t block_size, const T* x, const int64_t* at, int64_t count, const T* w,
-                        T* out, bool more) {
+ZB_INLINE void tile_run(int64_t pixels, int64_t block_size, const T* x, const int64_t* at, int64_t count,
+                        const T* w, T* out, bool more) {
   for (int64_t left = up_div(pixels, kTilePixels), done = 0; left > 0; --left) {
     const int64_t size = up_div(pixels - done, left);
     if (block_size <= Vec<T>::n) {
@@ -197,18 +205,21 @@ ZB_INLINE void tile_run(int64_t pixels, int64_t block_size, const T* x, const in
   }
 }
 
-// Packed weights [block][channel of the group][tap][kBlock], zeros beyond the block's size. Unit: (block, channel).
+// Packed weights [block][channel of the group][tap][kBlock], zeros beyond the block's size. Unit: (block,
+// channel).
 template <class E, class T>
 void pack_direct(const Call& c, int64_t begin, int64_t end) {
   const int64_t taps = c.kernel[0] * c.kernel[1];
   for (int64_t unit = begin; unit < end; ++unit) {
     const Block b = block_at(c, unit / c.Cg);
     T* to = static_cast<T*>(c.packed_weight) + unit * taps * kBlock<T>;
-    const E* from = static_cast<const E*>(c.weight) + b.first * c.w_strides[0] + (unit % c.Cg) * c.w_strides[1];
+    const E* from =
+        static_cast<const E*>(c.weight) + b.first * c.w_strides[0] + (unit % c.Cg) * c.w_strides[1];
     for (int64_t k = 0; k < kBlock<T>; ++k, from += c.w_strides[0]) {
       for (int64_t t = 0; t < taps; ++t) {
         to[t * kBlock<T> + k] =
-            k < b.size ? value_of(from[t / c.kernel[1] * c.w_strides[2] + t % c.kernel[1] * c.w_strides[3]]) : 0;
+            k < b.size ? value_of(from[t / c.kernel[1] * c.w_strides[2] + t % c.kernel[1] * c.w_strides[3]])
+                       : 0;
       }
     }
   }
@@ -250,8 +261,8 @@ void pack_pixels(const Call& c, int64_t begin, int64_t end) {
     for (int64_t ch = 0; ch < c.Cg; ++ch) {
       for (int64_t r = 0; r < c.kernel[0]; ++r) {
         for (int64_t s = 0; s < c.kernel[1]; ++s) {
-          *to++ = value_of(static_cast<const E*>(c.weight)[k * c.w_strides[0] + ch * c.w_strides[1] +
-                                                           r * c.w_strides[2] + s * c.w_strides[3]]);
+          *to++ = value_of(static_cast<const E*>(
+              c.weight)[k * c.w_strides[0] + ch * c.w_strides[1] + r * c.w_strides[2] + s * c.w_strides[3]]);
         }
       }
     }
@@ -259,8 +270,8 @@ void pack_pixels(const Call& c, int64_t begin, int64_t end) {
 }
 
 template <class T, int VECTORS>
-ZB_INLINE void pixel_tile(const T* x, int64_t channel_pitch, int64_t channels, const int64_t* tap, int64_t taps,
-                          const T* w, T* out) {
+ZB_INLINE void pixel_tile(const T* x, int64_t channel_pitch, int64_t channels, const int64_t* tap,
+                          int64_t taps, const T* w, T* out) {
   using V = Vec<T>;
   typename V::reg acc[VECTORS];
 #pragma GCC unroll 8

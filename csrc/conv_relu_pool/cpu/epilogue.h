@@ -86,7 +86,8 @@ void write_map_bits(const Call& c, const Map<T>& map, int64_t image, const Block
     const T* pixels = map.data + r * map.row_pitch;
     const int64_t at = (map.rows.begin + r) * c.map[1] + map.columns.begin;
     if (units) {
-      write_sign_bits(c.sig + image * c.sig_words, b.first * plane + at, plane, pixels, length, b.size, false);
+      write_sign_bits(c.sig + image * c.sig_words, b.first * plane + at, plane, pixels, length, b.size,
+                      false);
     }
     if (code) {
       uint64_t* words = static_cast<uint64_t*>(c.code) + (image * c.K + b.first) * code_words;
@@ -102,8 +103,8 @@ struct Pooled {
   Range rows, columns;
 };
 
-// Takes in what the map's rows hold of every window. Rows arrive in order, so that the first of equal values and
-// the last NaN win. The first call for an output must see the first row of its window.
+// Takes in what the map's rows hold of every window. Rows arrive in order, so that the first of equal values
+// and the last NaN win. The first call for an output must see the first row of its window.
 template <class T, bool POSITION, int VECTORS>
 void pool_max(const Call& c, const Map<T>& map, const Pooled<T>& pooled) {
   using V = Vec<T>;
@@ -158,7 +159,8 @@ void pool_sum(const Call& c, const Map<T>& map, const Pooled<T>& pooled) {
       for (int v = 0; v < 2; ++v) {
         typename V::reg sum = h0 == most(top, 0) ? V::zero() : V::load(value + v * V::n);
         for (int64_t h = h0; h < h1; ++h) {
-          const T* at = map.data + (h - map.rows.begin) * map.row_pitch + (w0 - map.columns.begin) * kBlock<T>;
+          const T* at =
+              map.data + (h - map.rows.begin) * map.row_pitch + (w0 - map.columns.begin) * kBlock<T>;
           for (int64_t w = w0; w < w1; ++w, at += kBlock<T>) sum = V::add(sum, V::load(at + v * V::n));
         }
         V::store(value + v * V::n, sum);
@@ -181,7 +183,8 @@ void pool_rows(const Call& c, const Map<T>& map, const Pooled<T>& pooled, const 
 
 // From the pre-activations of some rows to what is kept of them.
 template <class E, class T>
-void after_convolution(const Call& c, const Map<T>& map, const Pooled<T>& pooled, int64_t image, const Block& b) {
+void after_convolution(const Call& c, const Map<T>& map, const Pooled<T>& pooled, int64_t image,
+                       const Block& b) {
   activate<E>(c, map);
   write_map_bits(c, map, image, b);
   pool_rows(c, map, pooled, b);
@@ -208,12 +211,15 @@ void divide(const Call& c, const Pooled<T>& pooled) {
 
 template <class T>
 ZB_INLINE int64_t position_of(const T* position) {
-  if constexpr (sizeof(T) == 4) return bit_cast<int32_t>(*position);
-  else return bit_cast<int64_t>(*position);
+  if constexpr (sizeof(T) == 4)
+    return bit_cast<int32_t>(*position);
+  else
+    return bit_cast<int64_t>(*position);
 }
 
 template <class T, class Code>
-void write_codes(const Call& c, Code* to, const T* value, const T* position, int64_t count, int64_t channels) {
+void write_codes(const Call& c, Code* to, const T* value, const T* position, int64_t count,
+                 int64_t channels) {
   const bool sloped = c.slope > 0;
   for (int64_t k = 0; k < channels; ++k) {
     Code* out = to + k * c.y_strides[1];

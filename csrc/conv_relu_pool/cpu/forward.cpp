@@ -58,10 +58,10 @@ Call make_call(const Problem& p, const Tensor& x, const Tensor& weight, Outputs&
   c.y_strides[1] = p.x_channels_last ? 1 : plane;
   c.y_strides[2] = p.x_channels_last ? p.Q * p.K : p.Q;
   c.y_strides[3] = p.x_channels_last ? p.K : 1;
-  c.code_kind = !p.need_code                         ? CodeKind::kNone
-                : p.pool != Pool::kMax               ? CodeKind::kBits
-                : p.code_dtype == ScalarType::Byte   ? CodeKind::kByte
-                                                     : CodeKind::kInt;
+  c.code_kind = !p.need_code                       ? CodeKind::kNone
+                : p.pool != Pool::kMax             ? CodeKind::kBits
+                : p.code_dtype == ScalarType::Byte ? CodeKind::kByte
+                                                   : CodeKind::kInt;
   c.code = p.need_code ? out.code.data_ptr() : nullptr;
   c.units = p.units == Units::kRelu     ? UnitKind::kRelu
             : p.units == Units::kOutput ? UnitKind::kOutput

@@ -1,6 +1,7 @@
-// The forward kernels, included once by the file of each instruction set (forward_portable.cpp, forward_avx2.cpp,
-// forward_avx512.cpp). A task takes some pooled rows of some images through convolution, activation, pooling and
-// output, one block of output channels at a time, so that the un-pooled map never leaves the cache:
+// The forward kernels, included once by the file of each instruction set (forward_portable.cpp,
+// forward_avx2.cpp, forward_avx512.cpp). A task takes some pooled rows of some images through convolution,
+// activation, pooling and output, one block of output channels at a time, so that the un-pooled map never
+// leaves the cache:
 //
 //   direct.h    pre-activations by direct sums
 //   winograd.h  the same for 3x3 and 5x5 filters with fewer multiplications
@@ -81,24 +82,24 @@ void run_as(const Call& c, int64_t i, void* scratch) {
 }
 
 void plan_call(Call& c) {
-  c.element == Element::kDouble  ? plan_as<double, double>(c)
-  : c.element == Element::kHalf  ? plan_as<Half, float>(c)
+  c.element == Element::kDouble   ? plan_as<double, double>(c)
+  : c.element == Element::kHalf   ? plan_as<Half, float>(c)
   : c.element == Element::kBFloat ? plan_as<BFloat, float>(c)
-                                 : plan_as<float, float>(c);
+                                  : plan_as<float, float>(c);
 }
 
 void pack_weights(const Call& c, int64_t begin, int64_t end) {
-  c.element == Element::kDouble  ? pack_as<double, double>(c, begin, end)
-  : c.element == Element::kHalf  ? pack_as<Half, float>(c, begin, end)
+  c.element == Element::kDouble   ? pack_as<double, double>(c, begin, end)
+  : c.element == Element::kHalf   ? pack_as<Half, float>(c, begin, end)
   : c.element == Element::kBFloat ? pack_as<BFloat, float>(c, begin, end)
-                                 : pack_as<float, float>(c, begin, end);
+                                  : pack_as<float, float>(c, begin, end);
 }
 
 void run_task(const Call& c, int64_t i, void* scratch) {
-  c.element == Element::kDouble  ? run_as<double, double>(c, i, scratch)
-  : c.element == Element::kHalf  ? run_as<Half, float>(c, i, scratch)
+  c.element == Element::kDouble   ? run_as<double, double>(c, i, scratch)
+  : c.element == Element::kHalf   ? run_as<Half, float>(c, i, scratch)
   : c.element == Element::kBFloat ? run_as<BFloat, float>(c, i, scratch)
-                                 : run_as<float, float>(c, i, scratch);
+                                  : run_as<float, float>(c, i, scratch);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 namespace zb::conv_relu_pool::cpu {
 
-const Kernels kPortableKernels = {"direct portable", "direct-pixels portable", "winograd portable", &plan_call, &pack_weights, &run_task};
+const Kernels kPortableKernels = {
+    "direct portable", "direct-pixels portable", "winograd portable", &plan_call, &pack_weights, &run_task};
 
 }  // namespace zb::conv_relu_pool::cpu

@@ -12,7 +12,7 @@ namespace zb::conv_relu_pool::cpu {
 void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out);
 
 // (grad_x, grad_weight); an output that is not wanted is an empty [0] tensor of x's dtype.
-std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                    const Tensor& code, bool need_x, bool need_weight);
+std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const Tensor& x,
+                                    const Tensor& weight, const Tensor& code, bool need_x, bool need_weight);
 
 }  // namespace zb::conv_relu_pool::cpu

@@ -10,8 +10,8 @@ constexpr int64_t kColumns = 512;          // of the map, in one task
 constexpr int64_t kTasksPerThread = 4;
 
 // Folding: a convolution of stride 2 is one of stride 1 over the four phases of its input as channels, with
-// filters of half the size: x'[4c + 2a + b][i][j] = x[c][2i + a][2j + b]. With an odd padding the filter gets a
-// leading row or column of zeros (shift 1). Whether F(7 - filter, filter) then applies and pays.
+// filters of half the size: x'[4c + 2a + b][i][j] = x[c][2i + a][2j + b]. With an odd padding the filter gets
+// a leading row or column of zeros (shift 1). Whether F(7 - filter, filter) then applies and pays.
 ZB_INLINE bool fold_for_winograd(Call& c) {
   c.fold = c.stride[0];
   if (c.highest || c.groups != 1 || c.fold > 2 || c.stride[1] != c.fold) return false;
@@ -22,8 +22,11 @@ ZB_INLINE bool fold_for_winograd(Call& c) {
     filter[d] = up_div(c.kernel[d] + c.shift[d], c.fold);
   }
   c.filter = filter[0];
-  return filter[0] == filter[1] && c.filter >= 3 && c.filter <= 5 && c.C * c.fold * c.fold >= 12 && c.K >= 16 &&
-         c.map[0] * c.map[1] >= 16;
+  // Below 12 channels the transforms cost more than they save. The error grows with the square root of the
+  // channels and reaches 7e-6 of the result at 1024 (README.md).
+  const int64_t channels = c.C * c.fold * c.fold;
+  return filter[0] == filter[1] && c.filter >= 3 && c.filter <= 5 && channels >= 12 && channels <= 1024 &&
+         c.K >= 16 && c.map[0] * c.map[1] >= 16;
 }
 
 template <class T>
@@ -37,7 +40,8 @@ void plan_algorithm(Call& c) {
   }
   // Work in vector operations a row of the map, with vectors along the output channels and along the columns.
   const int64_t n = Vec<T>::n;
-  const int64_t along_channels = c.groups * up_div(c.Kg, n) * c.map[1], along_columns = c.K * up_div(c.map[1], n);
+  const int64_t along_channels = c.groups * up_div(c.Kg, n) * c.map[1],
+                along_columns = c.K * up_div(c.map[1], n);
   c.algorithm = along_channels > 2 * along_columns ? Algorithm::kDirectPixels : Algorithm::kDirect;
   c.blocks = c.algorithm == Algorithm::kDirect ? c.groups * up_div(c.Kg, kBlock<T>) : up_div(c.K, kBlock<T>);
 }
@@ -66,7 +70,8 @@ ZB_INLINE void spread(Call& c, int64_t row_block, int64_t row_step) {
     c.rows = cut_evenly(c.out[0], least(row_block, up_to(most(1, c.out[0] / pieces), row_step)));
   }
   const int64_t tasks = others * c.rows.count;
-  c.block_cut = cut_evenly(c.blocks, tasks >= c.threads * 2 ? c.blocks : up_div(c.blocks, up_div(c.threads * 2, tasks)));
+  c.block_cut = cut_evenly(
+      c.blocks, tasks >= c.threads * 2 ? c.blocks : up_div(c.blocks, up_div(c.threads * 2, tasks)));
 }
 
 template <class T>
@@ -100,7 +105,8 @@ void plan_direct(Call& c) {
   choose_slab(c, c.map[0], c.map_columns);
   const int64_t slab_row = c.C * slab_shape(c, 1, c.map_columns).pitch * size;
   // Map rows that fit: by the map's own size, and by the input rows that they need.
-  const int64_t by_slab = most(1, (kSlabBytes / slab_row - (c.kernel[0] - 1) * c.dilation[0] - 1) / c.stride[0] + 1);
+  const int64_t by_slab =
+      most(1, (kSlabBytes / slab_row - (c.kernel[0] - 1) * c.dilation[0] - 1) / c.stride[0] + 1);
   const int64_t rows_fit = clamped(kMapBytes / map_row, 1, most(by_slab, kMapBytes / map_row / 8));
   c.images = {c.N, 1, c.N};
   spread(c, outputs_within(c, 0, rows_fit), 1);

@@ -4,11 +4,21 @@
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
-ZB_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-ZB_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-ZB_INLINE int64_t clamped(int64_t v, int64_t low, int64_t high) { return v < low ? low : v > high ? high : v; }
-ZB_INLINE int64_t up_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-ZB_INLINE int64_t up_to(int64_t a, int64_t b) { return up_div(a, b) * b; }
+ZB_INLINE int64_t least(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+ZB_INLINE int64_t most(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+ZB_INLINE int64_t clamped(int64_t v, int64_t low, int64_t high) {
+  return v < low ? low : v > high ? high : v;
+}
+ZB_INLINE int64_t up_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+ZB_INLINE int64_t up_to(int64_t a, int64_t b) {
+  return up_div(a, b) * b;
+}
 
 struct Range {
   int64_t begin, end;
@@ -74,8 +84,8 @@ ZB_INLINE Task task_at(const Call& c, int64_t i) {
 template <class T>
 struct Map {
   T* data;
-  Range rows, columns;    // those that count; there may be more behind them in memory
-  int64_t row_pitch;      // in values
+  Range rows, columns;  // those that count; there may be more behind them in memory
+  int64_t row_pitch;    // in values
 };
 
 // Hands out the scratch memory of a thread, in cache lines. With a null base it only counts.

@@ -2,14 +2,27 @@
 //
 // Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015 (arXiv:1509.09308), equation 13:
 //   Y = Aᵀ [ (G g Gᵀ) ⊙ (Bᵀ d B) ] A,  summed over the input channels before A is applied.
-// All use tiles d of 6x6 inputs and the points 0, 1, -1, 2, -2 and infinity, so they share Bᵀ; a tile gives 4x4,
-// 3x3 or 2x2 pre-activations with 36 multiplications a channel instead of 144, 144 or 100. The 36 products over
-// the channels are matrix products [tiles, C] x [C, K], computed by the register tile of direct.h. Stride 2 is
-// folded into the channels first (plan.h), which turns the 7x7 filters of a ResNet's stem into 4x4 ones.
+// All use tiles d of 6x6 inputs and the points 0, 1, -1, 2, -2 and infinity, so they share Bᵀ; a tile gives
+// 4x4, 3x3 or 2x2 pre-activations with 36 multiplications a channel instead of 144, 144 or 100. The 36
+// products over the channels are matrix products [tiles, C] x [C, K], computed by the register tile of
+// direct.h. Stride 2 is folded into the channels first (plan.h), which turns the 7x7 filters of a ResNet's
+// stem into 4x4 ones.
 //
 // The tiles lie on a fixed grid of the map, so that no value depends on the cut into tasks. A tile that comes
 // out not finite is computed again by direct sums: a NaN or inf in the input spreads over its tile in the
 // transforms, which a convolution does not do.
+//
+// Versions, forward with max pooling, NCHW float32, CPU milliseconds of one thread on a busy Xeon with
+// AVX-512 (medians of 3; torch's eager channels_last in the same run in brackets):
+//                                                        fashion2       res9         stem
+//   direct.h                                              52.5 [52.2]   169 [230]    22.7 [32.9]
+//   tiles of one task multiplied at once                  31.4 [52.2]    76 [230]      -
+//   batches of tiles, odd pitches, unrolled channels,
+//   transforms in registers, stride 2 folded              19.5 [39.5]    65 [215]    20.5 [28.4]
+// and with the AVX2 files on the same machine (torch still uses AVX-512):
+//   direct.h                                              95.8 [50.6]   379 [246]    43.1 [31.5]
+//   tiles of one task multiplied at once                  50.3 [50.6]   133 [246]      -
+//   as above                                              30.6 [36.2]    94 [195]    27.7 [30.0]
 #pragma once
 
 namespace zb::conv_relu_pool::cpu {
@@ -23,15 +36,27 @@ constexpr int64_t kTransformedBytes = 2 << 20;  // transformed input of one task
 constexpr int64_t kMostTiles = 512;
 constexpr int64_t kBatch = 112;  // most tiles of one image that are multiplied at a time
 
-ZB_INLINE int64_t tile_side(const Call& c) { return kPoints + 1 - c.filter; }
-ZB_INLINE int64_t folded_channels(const Call& c) { return c.C * c.fold * c.fold; }
-ZB_INLINE int64_t channel_groups(const Call& c) { return up_div(folded_channels(c), Float::n); }
-ZB_INLINE int64_t folded_padding(const Call& c, int d) { return up_div(c.padding[d], c.fold); }
-ZB_INLINE int64_t patch_extent(const Call& c, int64_t tiles) { return tiles * tile_side(c) + c.filter - 1; }
+ZB_INLINE int64_t tile_side(const Call& c) {
+  return kPoints + 1 - c.filter;
+}
+ZB_INLINE int64_t folded_channels(const Call& c) {
+  return c.C * c.fold * c.fold;
+}
+ZB_INLINE int64_t channel_groups(const Call& c) {
+  return up_div(folded_channels(c), Float::n);
+}
+ZB_INLINE int64_t folded_padding(const Call& c, int d) {
+  return up_div(c.padding[d], c.fold);
+}
+ZB_INLINE int64_t patch_extent(const Call& c, int64_t tiles) {
+  return tiles * tile_side(c) + c.filter - 1;
+}
 
-// Values from one of the 36 products to the next. An odd number of cache lines: the transforms touch all 36 at a
-// time, which a power of two would put into one set of the first-level cache.
-ZB_INLINE int64_t product_pitch(int64_t values) { return (up_div(values, 16) | 1) * 16; }
+// Values from one of the 36 products to the next. An odd number of cache lines: the transforms touch all 36
+// at a time, which a power of two would put into one set of the first-level cache.
+ZB_INLINE int64_t product_pitch(int64_t values) {
+  return (up_div(values, 16) | 1) * 16;
+}
 
 // A channel after folding: a channel of x, and the phases of its rows and columns.
 struct Phase {
@@ -96,13 +121,15 @@ void pack_filters(const Call& c, int64_t begin, int64_t end) {
     const Block b = block_at(c, unit / channels);
     const int64_t folded = unit % channels;
     const Phase at = phase_of(c, folded);
-    float* to = static_cast<float*>(c.packed_weight) + (b.index * kProducts * channels + folded) * kBlock<float>;
+    float* to =
+        static_cast<float*>(c.packed_weight) + (b.index * kProducts * channels + folded) * kBlock<float>;
     for (int64_t v = 0; v < 2; ++v, to += Float::n) {
       float lanes[SIZE * SIZE][Float::n] = {};
       const int64_t first = b.first + v * Float::n;
       const int64_t size = at.channel < c.C ? clamped(b.size - v * Float::n, 0, Float::n) : 0;
       for (int64_t k = 0; k < size; ++k) {
-        const E* w = static_cast<const E*>(c.weight) + (first + k) * c.w_strides[0] + at.channel * c.w_strides[1];
+        const E* w =
+            static_cast<const E*>(c.weight) + (first + k) * c.w_strides[0] + at.channel * c.w_strides[1];
         for (int64_t i = 0; i < SIZE; ++i) {
           const int64_t r = i * c.fold + at.phase[0] - c.shift[0];
           for (int64_t j = 0; j < SIZE; ++j) {
@@ -194,8 +221,8 @@ void fill_patch(const Call& c, int64_t image, int64_t channel, int64_t top, int6
 
 // Transformed input v [product][channel group][tile][Float::n] of `tiles` tiles in all, from a task's images.
 template <class E>
-void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_t tiles, float* patch, float* v,
-                      int64_t pitch) {
+void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_t tiles, float* patch,
+                      float* v, int64_t pitch) {
   constexpr int64_t n = Float::n;
   const int64_t side = tile_side(c), groups = channel_groups(c);
   const int64_t rows = patch_extent(c, tiling.rows.size()), columns = patch_extent(c, tiling.columns.size());
@@ -291,13 +318,15 @@ void transform_outputs(const Call& c, const Tiling& tiling, int64_t image, Range
       }
       if (Float::bits(Float::is_nan(nothing))) {
         direct_tile<E, SIDE>(c, image, b.first + v * Float::n, least(Float::n, b.size - v * Float::n),
-                             (tiling.rows.begin + r) * SIDE, (tiling.columns.begin + s) * SIDE, to, row_pitch);
+                             (tiling.rows.begin + r) * SIDE, (tiling.columns.begin + s) * SIDE, to,
+                             row_pitch);
       }
     }
   }
 }
 
-// How a task's tiles are multiplied: the tiles of one image in batches, those of several small images at once.
+// How a task's tiles are multiplied: the tiles of one image in batches, those of several small images at
+// once.
 struct Batches {
   int64_t count, size;
 };
@@ -313,7 +342,8 @@ struct WinogradScratch {
 
 ZB_INLINE WinogradScratch winograd_scratch(const Call& c, Scratch& memory) {
   const int64_t side = tile_side(c), rows = c.map_rows / side, columns = c.map_columns / side;
-  const int64_t tiles = c.images.block * rows * columns, outputs = c.rows.block * c.columns.block * kBlock<float>;
+  const int64_t tiles = c.images.block * rows * columns,
+                outputs = c.rows.block * c.columns.block * kBlock<float>;
   const int64_t batch = c.images.block > 1 ? tiles : least(tiles, kBatch);
   WinogradScratch s;
   s.patch = memory.take<float>(patch_extent(c, rows) * patch_extent(c, columns) * Float::n);
@@ -327,7 +357,8 @@ ZB_INLINE WinogradScratch winograd_scratch(const Call& c, Scratch& memory) {
 
 void plan_winograd(Call& c) {
   const int64_t side = tile_side(c), channels = channel_groups(c) * Float::n;
-  const int64_t most_tiles = clamped(kTransformedBytes / (kProducts * channels * 4), 2 * kTilePixels, kMostTiles);
+  const int64_t most_tiles =
+      clamped(kTransformedBytes / (kProducts * channels * 4), 2 * kTilePixels, kMostTiles);
   // Extents rounded up to tiles, which may begin and end outside of what is needed.
   const auto whole_tiles = [&](int d, int64_t outputs) {
     return least(up_to(map_extent(c, d, outputs), side) + side, up_to(c.map[d], side));
@@ -337,7 +368,8 @@ void plan_winograd(Call& c) {
   c.images = {c.N, 1, c.N};
   const int64_t all_rows = up_div(c.map[0], side), tile_rows = most(1, most_tiles / (c.map_columns / side));
   // Whole rows of tiles, where the pool allows it: then no tile is computed twice.
-  const bool aligned = c.pool_kernel[0] == c.pool_stride[0] && c.pool_padding[0] == 0 && side % c.pool_stride[0] == 0;
+  const bool aligned =
+      c.pool_kernel[0] == c.pool_stride[0] && c.pool_padding[0] == 0 && side % c.pool_stride[0] == 0;
   const int64_t step = aligned ? side / c.pool_stride[0] : 1;
   const int64_t even_rows = up_div(all_rows, up_div(all_rows, tile_rows));
   const int64_t some = aligned ? even_rows * step : outputs_within(c, 0, most(even_rows, 4) * side);
@@ -362,7 +394,8 @@ void run_winograd(const Call& c, const Task& t, Scratch& memory) {
   const int64_t per_image = tiling.per_image(), tiles = t.images.size() * per_image;
   const int64_t row_pitch = tiling.columns.size() * side * kBlock<float>;
   const Batches batches = batches_of(t.images.size(), tiles);
-  const int64_t v_pitch = product_pitch(channels * tiles), m_pitch = product_pitch(batches.size * kBlock<float>);
+  const int64_t v_pitch = product_pitch(channels * tiles),
+                m_pitch = product_pitch(batches.size * kBlock<float>);
   const int64_t group_pitch = tiles * Float::n;
   const auto outputs = [&](int64_t image, Range of, const Block& b, const float* m) {
     side == 4   ? transform_outputs<E, 4>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch)
