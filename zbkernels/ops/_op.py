@@ -162,7 +162,10 @@ def vmap_by_loop(name: str) -> Callable[..., Any]:
         overload = OPS[name].overload
         results = []
         for i in range(info.batch_size):
-            picked = [a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)]
+            picked = [
+                a.select(d, i) if isinstance(a, torch.Tensor) and d is not None else a
+                for a, d in zip(args, in_dims, strict=True)
+            ]
             results.append(overload(*picked, **kwargs))
         if isinstance(results[0], torch.Tensor):
             return torch.stack(results), 0
