@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ from zbkernels.train import TrainConfig
 
 FILES = ["config.json", "figure.png", "metrics.json", "table.md"]
 TINY = Preset("tests only", "mnist", epochs=2, batch_size=16, seeds=(0, 1), train_images=48, test_images=20)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks this small: two threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,15 @@ from zbkernels.train import Epoch, TrainConfig, TrainingError, evaluate, predict
 
 CONFIG = TrainConfig(epochs=4, batch_size=16, lr=0.5, seed=11)
 ROW = Architecture("tiny", (Conv(4), Linear(8)))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks this small: two threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def tiny_data(count: int = 72) -> Dataset:
