@@ -111,7 +111,7 @@ def load_idx_set(published: IdxSet, root: str | Path | None) -> Dataset:
     ]
     note = ""
     if foreign:
-        note = f"{', '.join(foreign)} in {folder}: checksum of the content is not that of the official file"
+        note = f"the content of {', '.join(foreign)} has not the checksum of the official file"
     return Dataset(
         name=published.name,
         title=published.unofficial_title if foreign else published.title,

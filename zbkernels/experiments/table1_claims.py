@@ -54,21 +54,18 @@ def _number(label: str, units: list[dict[str, Any]], paper: float, why: str) -> 
 def _invariance(units: list[dict[str, Any]]) -> Verdict:
     rows = [row for unit in units for row in unit["sweep"]]
     changed = sum(row["changed"] for row in rows)
+    where = f"over {len(rows) // len(units)} scalars and {len(units)} network{'s' if len(units) > 1 else ''}"
     if not changed:
-        return Verdict(
-            _INVARIANCE,
-            HOLDS,
-            f"no prediction changed ({len(units)} seed(s), {len(rows) // len(units)} scalars)",
-        )
+        return Verdict(_INVARIANCE, HOLDS, f"no prediction changed {where}")
     margin = max(row["largest_changed_margin"] for row in rows if row["changed"])
     most = max(row["changed"] for row in rows)
     measured = (
-        f"at most {most} predictions changed at a scalar ({changed} in all), "
-        f"between logits at most {margin:.1e} apart"
+        f"{changed} prediction{'s' if changed > 1 else ''} changed {where}, at most {most} at a time; relative gap of "
+        f"the two best logits there at most {margin:.1e}"
     )
     if margin <= NEAR_TIE:
-        return Verdict(_INVARIANCE, HOLDS, f"{measured} (relative): near-ties flipped by float32 rounding")
-    return Verdict(_INVARIANCE, FAILS, f"{measured} (relative), more than rounding explains")
+        return Verdict(_INVARIANCE, HOLDS, f"{measured}: near-ties, flipped by float32 rounding")
+    return Verdict(_INVARIANCE, FAILS, f"{measured}: more than rounding explains")
 
 
 def _decline(units: list[dict[str, Any]], metrics: dict[str, Any], why: str) -> Verdict:
