@@ -91,23 +91,20 @@ def test_exact_on_whole_numbers(op: Op, dtype: torch.dtype, device: str, highest
     for sample in map(whole_numbers, samples(op, device, dtype)):
         if "overflow" in sample.label or "subnormal" in sample.label:
             continue
-        rounds = sample.kwargs.get("pool") == "avg" or sample.kwargs.get("negative_slope", 0) not in (
-            0,
-            1,
-            0.5,
-        )
-        for number, (got, same) in enumerate(
-            zip(call(op.overload, sample), call(op.reference, sample), strict=True)
-        ):
+        rounds = sample.kwargs.get("pool") == "avg" or sample.kwargs.get("negative_slope", 0) not in (0, 1, 0.5)
+        same, exact = call(op.reference, sample), float64_reference(op, sample)
+        if "NaN" in sample.label:  # torch's bfloat16 convolution smears an inf; cast down, float64's result is right
+            same = tuple(e.to(s.dtype) for s, e in zip(same, exact, strict=True))
+        for number, values in enumerate(zip(call(op.overload, sample), same, exact, strict=True)):
+            got, want, in_full = defined(op, values) if values[0].is_floating_point() else values
             if rounds and got.is_floating_point():
-                equal = torch.allclose(got, same, rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+                fault = value_fault(got, want, in_full)
             elif got.is_floating_point():
-                equal = torch.equal(got.nan_to_num(0.5), same.nan_to_num(0.5))
+                fault = None if torch.equal(got.nan_to_num(0.5), want.nan_to_num(0.5)) else "differs"
             else:
-                equal = torch.equal(got, same)
-            if not equal:
-                different = (got != same).sum().item() if got.shape == same.shape else "shape"
-                faults.append(f"{sample.label}, output {number}: {different} of {got.numel()} differ")
+                fault = None if torch.equal(got, want) else "differs"
+            if fault:
+                faults.append(f"{sample.label}, output {number}: {fault}")
     report(faults)
 
 
