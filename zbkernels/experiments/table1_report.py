@@ -118,7 +118,13 @@ def _losses(metrics: dict[str, Any]) -> str:
 def _timing(timing: dict[str, Any]) -> str:
     best = min(row["seconds"] for row in timing["rows"] if row["form"] != "fused")
     rows = [
-        [row["label"], f"{row['seconds']:.2f}", f"{row['seconds'] / best:.3f}", row["kernel"]]
+        [
+            row["label"],
+            f"{row['seconds']:.2f}",
+            f"{row['seconds'] / best:.3f}",
+            f"{row['cpu']:.2f}",
+            row["kernel"],
+        ]
         for row in timing["rows"]
     ]
     text = (
@@ -126,7 +132,7 @@ def _timing(timing: dict[str, Any]) -> str:
         f"{timing['device']}, torch {timing['torch']}) of each form, in turns of {timing['turn']} batches, after a "
         "check that all give the same loss. The ratio is to the fastest form on plain torch layers.\n"
     )
-    return markdown_table(["form", "seconds", "ratio", "kernel"], rows) + text
+    return markdown_table(["form", "seconds", "ratio", "CPU seconds", "kernel"], rows) + text
 
 
 def _list(counts: list[int]) -> str:
@@ -171,7 +177,11 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     accuracy.set(xscale="log", xlabel="scalar that multiplies the test images", ylabel="test accuracy (%)")
     accuracy.set(ylim=(0, 100))
     accuracy.invert_xaxis()
-    accuracy.set_title("Accuracy against contrast", loc="left", fontsize=11)
+    accuracy.set_xticks([1, 0.1, 0.01, 0.001, 0.0001], ["1", "0.1", "0.01", "0.001", "0.0001"])
+    accuracy.minorticks_off()
+    several = len(units_of(metrics, metrics["units"][0]["variant"])) > 1
+    band = " (band: range of the seeds)" if several else ""
+    accuracy.set_title(f"Accuracy against contrast{band}", loc="left", fontsize=11)
     accuracy.legend(frameon=False, fontsize=9, loc="center right")
     loss.set(xlabel="epoch", ylabel="cross-entropy")
     loss.set_title("Loss", loc="left", fontsize=11)
