@@ -91,9 +91,15 @@ def test_exact_on_whole_numbers(op: Op, dtype: torch.dtype, device: str, highest
     for sample in map(whole_numbers, samples(op, device, dtype)):
         if "overflow" in sample.label or "subnormal" in sample.label:
             continue
-        rounds = sample.kwargs.get("pool") == "avg" or sample.kwargs.get("negative_slope", 0) not in (0, 1, 0.5)
+        rounds = sample.kwargs.get("pool") == "avg" or sample.kwargs.get("negative_slope", 0) not in (
+            0,
+            1,
+            0.5,
+        )
         same, exact = call(op.reference, sample), float64_reference(op, sample)
-        if "NaN" in sample.label:  # torch's bfloat16 convolution smears an inf; cast down, float64's result is right
+        if (
+            "NaN" in sample.label
+        ):  # torch's bfloat16 convolution smears an inf; cast down, float64's result is right
             same = tuple(e.to(s.dtype) for s, e in zip(same, exact, strict=True))
         for number, values in enumerate(zip(call(op.overload, sample), same, exact, strict=True)):
             got, want, in_full = defined(op, values) if values[0].is_floating_point() else values
@@ -305,7 +311,9 @@ def test_an_infinite_gradient_behind_a_dead_unit_is_zero(pool: str, device: str)
                 y = zb.conv_relu_pool2d(x, w, pool=pool, negative_slope=slope)
             y.backward(torch.full_like(y, math.inf))
             seen = set(x.grad.flatten().tolist())
-            assert seen == ({0.0} if slope == 0 else {0.0, math.inf} if pool == "max" else {math.inf}), backend
+            assert seen == ({0.0} if slope == 0 else {0.0, math.inf} if pool == "max" else {math.inf}), (
+                backend
+            )
 
 
 def test_a_signature_has_no_gradient_and_y_has(device: str) -> None:
@@ -565,7 +573,7 @@ def test_forced_backend_that_cannot_run_says_why() -> None:
         zb.conv_relu_pool2d(x, w)
     with pytest.raises(ValueError, match="use_backend: expected one of auto, reference, cpu"):
         zb.use_backend("tpu")
-    with pytest.raises(ValueError, match="explain: expected one of .*nap_pack"):
+    with pytest.raises(ValueError, match=r"explain: expected one of .*nap_pack"):
         zb.explain("conv2d", x, w)
 
 

@@ -7,8 +7,9 @@
 
 namespace zb {
 
-// Kernels may be entered with tensors that require a gradient and with gradient mode on. What they compute with
-// torch's operators must not be recorded (and `out=` operators refuse such tensors), so each holds one of these.
+// Kernels may be entered with tensors that require a gradient and with gradient mode on. What they compute
+// with torch's operators must not be recorded (and `out=` operators refuse such tensors), so each holds one
+// of these.
 class NoGrad {
  public:
   NoGrad() : before_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
@@ -41,25 +42,20 @@ inline void mm_out(const Tensor& out, const Tensor& a, const Tensor& b) {
 }
 
 // The gradients of a bias-free convolution: (grad_x, grad_weight), each an undefined tensor where not wanted.
-inline std::tuple<Tensor, Tensor> convolution_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                                       const Pair& stride, const Pair& padding,
-                                                       const Pair& dilation, int64_t groups, bool need_x,
-                                                       bool need_weight) {
+inline std::tuple<Tensor, Tensor> convolution_backward(const Tensor& grad, const Tensor& x,
+                                                       const Tensor& weight, const Pair& stride,
+                                                       const Pair& padding, const Pair& dilation,
+                                                       int64_t groups, bool need_x, bool need_weight) {
   using torch::stable::detail::from;
   using torch::stable::detail::to;
   const bool wanted[3] = {need_x, need_weight, false};
   const auto ints = [](const Pair& p) { return from(Ints{p[0], p[1]}); };
-  std::array<StableIValue, 11> stack{from(grad),
-                                     from(x),
-                                     from(weight),
-                                     from(std::nullopt),  // bias_sizes: no bias
-                                     ints(stride),
-                                     ints(padding),
-                                     ints(dilation),
-                                     from(false),  // transposed
-                                     from(Ints{0, 0}),
-                                     from(groups),
-                                     from(torch::headeronly::HeaderOnlyArrayRef<bool>(wanted, 3))};
+  std::array<StableIValue, 11> stack{
+      from(grad),         from(x),       from(weight),
+      from(std::nullopt),  // bias_sizes: no bias
+      ints(stride),       ints(padding), ints(dilation),
+      from(false),  // transposed
+      from(Ints{0, 0}),   from(groups),  from(torch::headeronly::HeaderOnlyArrayRef<bool>(wanted, 3))};
   STABLE_TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("aten::convolution_backward", "", stack.data(), TORCH_ABI_VERSION));
   Tensor grad_x = to<Tensor>(stack[0]);

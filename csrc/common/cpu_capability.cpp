@@ -12,9 +12,11 @@ std::atomic<bool> highest{false};
 
 Capability best_of_processor() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();  // looks at the saved-state mask too, so an OS without AVX-512 state counts as without
+  __builtin_cpu_init();  // looks at the saved-state mask too, so an OS without AVX-512 state counts as
+                         // without
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma")) {
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("fma")) {
     return Capability::kAvx512;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Capability::kAvx2;

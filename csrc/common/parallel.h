@@ -17,9 +17,7 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
   if (begin < end) torch::stable::parallel_for(begin, end, grain, body);
 }
 
-inline int64_t thread_count() {
-  return std::max<int64_t>(1, torch::stable::get_num_threads());
-}
+inline int64_t thread_count() { return std::max<int64_t>(1, torch::stable::get_num_threads()); }
 
 // body(task) for every task of [0, tasks). Tasks are handed out one at a time, so that a core which something
 // else is using holds nobody up; no result may depend on which thread runs a task.

@@ -43,7 +43,8 @@ inline std::string shape_text(const Tensor& t) {
 }
 
 inline bool is_floating(ScalarType t) {
-  return t == ScalarType::Float || t == ScalarType::Double || t == ScalarType::Half || t == ScalarType::BFloat16;
+  return t == ScalarType::Float || t == ScalarType::Double || t == ScalarType::Half ||
+         t == ScalarType::BFloat16;
 }
 
 inline void check_floating(const char* op, const char* name, const Tensor& t) {
@@ -51,8 +52,10 @@ inline void check_floating(const char* op, const char* name, const Tensor& t) {
                   " of dtype float32, float64, float16 or bfloat16");
 }
 
-inline void check_same(const char* op, const char* a_name, const Tensor& a, const char* b_name, const Tensor& b) {
-  STD_TORCH_CHECK(a.scalar_type() == b.scalar_type(), op, ": expected ", a_name, " and ", b_name, " of one dtype");
+inline void check_same(const char* op, const char* a_name, const Tensor& a, const char* b_name,
+                       const Tensor& b) {
+  STD_TORCH_CHECK(a.scalar_type() == b.scalar_type(), op, ": expected ", a_name, " and ", b_name,
+                  " of one dtype");
   STD_TORCH_CHECK(a.device() == b.device(), op, ": expected ", a_name, " and ", b_name, " on one device");
 }
 
@@ -81,7 +84,8 @@ inline Tensor empty_on(const Tensor& like, const Ints& sizes, ScalarType dtype, 
 HIDDEN_NAMESPACE_BEGIN(torch, stable, detail)
 template <>
 struct ToImpl<zb::Word> {
-  static zb::Word call(StableIValue value, [[maybe_unused]] uint64_t version, [[maybe_unused]] bool is_internal) {
+  static zb::Word call(StableIValue value, [[maybe_unused]] uint64_t version,
+                       [[maybe_unused]] bool is_internal) {
     auto handle = torch::stable::detail::to<StringHandle>(value);
     size_t length = 0;
     const char* data = nullptr;

@@ -74,30 +74,14 @@ ZB_INLINE uint16_t half_bits(float value) {
 #endif
 }
 
-ZB_INLINE float value_of(float e) {
-  return e;
-}
-ZB_INLINE double value_of(double e) {
-  return e;
-}
-ZB_INLINE float value_of(Half e) {
-  return half_value(e.bits);
-}
-ZB_INLINE float value_of(BFloat e) {
-  return bit_cast<float>(static_cast<uint32_t>(e.bits) << 16);
-}
-ZB_INLINE void put(float* to, float value) {
-  *to = value;
-}
-ZB_INLINE void put(double* to, double value) {
-  *to = value;
-}
-ZB_INLINE void put(Half* to, float value) {
-  to->bits = half_bits(value);
-}
-ZB_INLINE void put(BFloat* to, float value) {
-  to->bits = bfloat_bits(value);
-}
+ZB_INLINE float value_of(float e) { return e; }
+ZB_INLINE double value_of(double e) { return e; }
+ZB_INLINE float value_of(Half e) { return half_value(e.bits); }
+ZB_INLINE float value_of(BFloat e) { return bit_cast<float>(static_cast<uint32_t>(e.bits) << 16); }
+ZB_INLINE void put(float* to, float value) { *to = value; }
+ZB_INLINE void put(double* to, double value) { *to = value; }
+ZB_INLINE void put(Half* to, float value) { to->bits = half_bits(value); }
+ZB_INLINE void put(BFloat* to, float value) { to->bits = bfloat_bits(value); }
 
 template <class T>
 struct Vec;

@@ -60,12 +60,8 @@ struct Vec<double> {
   static ZB_INLINE reg integer(int64_t i) { return _mm256_castsi256_pd(_mm256_set1_epi64x(i)); }
 };
 
-ZB_INLINE __m256 load_as(const float* p) {
-  return _mm256_loadu_ps(p);
-}
-ZB_INLINE __m256d load_as(const double* p) {
-  return _mm256_loadu_pd(p);
-}
+ZB_INLINE __m256 load_as(const float* p) { return _mm256_loadu_ps(p); }
+ZB_INLINE __m256d load_as(const double* p) { return _mm256_loadu_pd(p); }
 ZB_INLINE __m256 load_as(const Half* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -73,12 +69,8 @@ ZB_INLINE __m256 load_as(const BFloat* p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
-ZB_INLINE void store_as(float* p, __m256 v) {
-  _mm256_storeu_ps(p, v);
-}
-ZB_INLINE void store_as(double* p, __m256d v) {
-  _mm256_storeu_pd(p, v);
-}
+ZB_INLINE void store_as(float* p, __m256 v) { _mm256_storeu_ps(p, v); }
+ZB_INLINE void store_as(double* p, __m256d v) { _mm256_storeu_pd(p, v); }
 ZB_INLINE void store_as(Half* p, __m256 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -56,12 +56,8 @@ struct Vec<double> {
   static ZB_INLINE reg integer(int64_t i) { return _mm512_castsi512_pd(_mm512_set1_epi64(i)); }
 };
 
-ZB_INLINE __m512 load_as(const float* p) {
-  return _mm512_loadu_ps(p);
-}
-ZB_INLINE __m512d load_as(const double* p) {
-  return _mm512_loadu_pd(p);
-}
+ZB_INLINE __m512 load_as(const float* p) { return _mm512_loadu_ps(p); }
+ZB_INLINE __m512d load_as(const double* p) { return _mm512_loadu_pd(p); }
 ZB_INLINE __m512 load_as(const Half* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -69,12 +65,8 @@ ZB_INLINE __m512 load_as(const BFloat* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-ZB_INLINE void store_as(float* p, __m512 v) {
-  _mm512_storeu_ps(p, v);
-}
-ZB_INLINE void store_as(double* p, __m512d v) {
-  _mm512_storeu_pd(p, v);
-}
+ZB_INLINE void store_as(float* p, __m512 v) { _mm512_storeu_ps(p, v); }
+ZB_INLINE void store_as(double* p, __m512d v) { _mm512_storeu_pd(p, v); }
 ZB_INLINE void store_as(Half* p, __m512 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -50,24 +50,16 @@ struct Vec<float> : PortableVec<float, int32_t> {};
 template <>
 struct Vec<double> : PortableVec<double, int64_t> {};
 
-ZB_INLINE Vec<float>::reg load_as(const float* p) {
-  return Vec<float>::load(p);
-}
-ZB_INLINE Vec<double>::reg load_as(const double* p) {
-  return Vec<double>::load(p);
-}
+ZB_INLINE Vec<float>::reg load_as(const float* p) { return Vec<float>::load(p); }
+ZB_INLINE Vec<double>::reg load_as(const double* p) { return Vec<double>::load(p); }
 template <class E>
 ZB_INLINE Vec<float>::reg load_as(const E* p) {
   Vec<float>::reg v;
   for (int i = 0; i < Vec<float>::n; ++i) v[i] = value_of(p[i]);
   return v;
 }
-ZB_INLINE void store_as(float* p, Vec<float>::reg v) {
-  Vec<float>::store(p, v);
-}
-ZB_INLINE void store_as(double* p, Vec<double>::reg v) {
-  Vec<double>::store(p, v);
-}
+ZB_INLINE void store_as(float* p, Vec<float>::reg v) { Vec<float>::store(p, v); }
+ZB_INLINE void store_as(double* p, Vec<double>::reg v) { Vec<double>::store(p, v); }
 template <class E>
 ZB_INLINE void store_as(E* p, Vec<float>::reg v) {
   for (int i = 0; i < Vec<float>::n; ++i) put(p + i, static_cast<float>(v[i]));

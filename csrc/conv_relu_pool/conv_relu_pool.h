@@ -57,12 +57,13 @@ struct Outputs {
 };
 
 // Sizes of one dimension, as torch has them. All arithmetic is 64-bit and refuses what would overflow.
-int64_t conv_size(const char* op, int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation);
+int64_t conv_size(const char* op, int64_t in, int64_t kernel, int64_t stride, int64_t padding,
+                  int64_t dilation);
 int64_t pool_size(int64_t in, int64_t kernel, int64_t stride, int64_t padding, bool ceil_mode);
 
 // Raises (RuntimeError in Python) where the call has no meaning; kernels rely on what it lets through.
-Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, const Arguments& args, bool need_code,
-                     const Word& units);
+Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, const Arguments& args,
+                     bool need_code, const Word& units);
 Outputs make_outputs(const Problem& p, const Tensor& x);
 void check_backward(const Problem& p, const Tensor& grad, const Tensor& code);
 
@@ -73,17 +74,18 @@ using Backward = std::tuple<Tensor, Tensor> (*)(const Problem&, const Tensor& gr
 
 template <Forward forward, Backward backward>
 struct Ops {
-  static Outputs run(const char* op, const Tensor& x, const Tensor& weight, const Arguments& args, bool need_code,
-                     const Word& units) {
+  static Outputs run(const char* op, const Tensor& x, const Tensor& weight, const Arguments& args,
+                     bool need_code, const Word& units) {
     const Problem p = make_problem(op, x, weight, args, need_code, units);
     Outputs out = make_outputs(p, x);
     if (out.y.numel() > 0) forward(p, x, weight, out);
     return out;
   }
 
-  static Tensor conv_relu_pool2d(Tensor x, Tensor weight, Ints stride, Ints padding, Ints dilation, int64_t groups,
-                                 Word pool, Ints pool_kernel, std::optional<Ints> pool_stride, Ints pool_padding,
-                                 bool ceil_mode, bool count_include_pad, double negative_slope) {
+  static Tensor conv_relu_pool2d(Tensor x, Tensor weight, Ints stride, Ints padding, Ints dilation,
+                                 int64_t groups, Word pool, Ints pool_kernel, std::optional<Ints> pool_stride,
+                                 Ints pool_padding, bool ceil_mode, bool count_include_pad,
+                                 double negative_slope) {
     return run("conv_relu_pool2d", x, weight,
                {stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding, ceil_mode,
                 count_include_pad, negative_slope},
@@ -92,37 +94,38 @@ struct Ops {
   }
 
   static std::tuple<Tensor, Tensor> conv_relu_pool2d_nap(Tensor x, Tensor weight, Ints stride, Ints padding,
-                                                         Ints dilation, int64_t groups, Word pool, Ints pool_kernel,
-                                                         std::optional<Ints> pool_stride, Ints pool_padding,
-                                                         bool ceil_mode, bool count_include_pad,
-                                                         double negative_slope, Word units) {
+                                                         Ints dilation, int64_t groups, Word pool,
+                                                         Ints pool_kernel, std::optional<Ints> pool_stride,
+                                                         Ints pool_padding, bool ceil_mode,
+                                                         bool count_include_pad, double negative_slope,
+                                                         Word units) {
     Outputs out = run("conv_relu_pool2d_nap", x, weight,
-                      {stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding, ceil_mode,
-                       count_include_pad, negative_slope},
+                      {stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding,
+                       ceil_mode, count_include_pad, negative_slope},
                       false, units);
     return {out.y, out.sig};
   }
 
   static std::tuple<Tensor, Tensor, Tensor> forward_op(Tensor x, Tensor weight, Ints stride, Ints padding,
-                                                       Ints dilation, int64_t groups, Word pool, Ints pool_kernel,
-                                                       Ints pool_stride, Ints pool_padding, bool ceil_mode,
-                                                       bool count_include_pad, double negative_slope,
-                                                       bool need_code, Word units) {
+                                                       Ints dilation, int64_t groups, Word pool,
+                                                       Ints pool_kernel, Ints pool_stride, Ints pool_padding,
+                                                       bool ceil_mode, bool count_include_pad,
+                                                       double negative_slope, bool need_code, Word units) {
     Outputs out = run("_conv_relu_pool2d_forward", x, weight,
-                      {stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding, ceil_mode,
-                       count_include_pad, negative_slope},
+                      {stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding,
+                       ceil_mode, count_include_pad, negative_slope},
                       need_code, units);
     return {out.y, out.code, out.sig};
   }
 
-  static std::tuple<Tensor, Tensor> backward_op(Tensor grad, Tensor x, Tensor weight, Tensor code, Ints stride,
-                                                Ints padding, Ints dilation, int64_t groups, Word pool,
-                                                Ints pool_kernel, Ints pool_stride, Ints pool_padding,
-                                                bool ceil_mode, bool count_include_pad, double negative_slope,
-                                                bool need_x, bool need_weight) {
+  static std::tuple<Tensor, Tensor> backward_op(Tensor grad, Tensor x, Tensor weight, Tensor code,
+                                                Ints stride, Ints padding, Ints dilation, int64_t groups,
+                                                Word pool, Ints pool_kernel, Ints pool_stride,
+                                                Ints pool_padding, bool ceil_mode, bool count_include_pad,
+                                                double negative_slope, bool need_x, bool need_weight) {
     const Problem p = make_problem("_conv_relu_pool2d_backward", x, weight,
-                                   {stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding,
-                                    ceil_mode, count_include_pad, negative_slope},
+                                   {stride, padding, dilation, groups, pool, pool_kernel, pool_stride,
+                                    pool_padding, ceil_mode, count_include_pad, negative_slope},
                                    true, Word{});
     check_backward(p, grad, code);
     return backward(p, grad, x, weight, code, need_x, need_weight);
@@ -132,10 +135,10 @@ struct Ops {
 }  // namespace zb::conv_relu_pool
 
 // Lists the four ops over the two functions of a device, for a zb::Registration.
-#define ZB_CONV_RELU_POOL_KERNELS(forward, backward)                                                              \
-  {"conv_relu_pool2d", TORCH_BOX((&zb::conv_relu_pool::Ops<forward, backward>::conv_relu_pool2d))},               \
-      {"conv_relu_pool2d_nap", TORCH_BOX((&zb::conv_relu_pool::Ops<forward, backward>::conv_relu_pool2d_nap))},   \
-      {"_conv_relu_pool2d_forward", TORCH_BOX((&zb::conv_relu_pool::Ops<forward, backward>::forward_op))},        \
-  {                                                                                                               \
-    "_conv_relu_pool2d_backward", TORCH_BOX((&zb::conv_relu_pool::Ops<forward, backward>::backward_op))           \
+#define ZB_CONV_RELU_POOL_KERNELS(forward, backward)                                                         \
+  {"conv_relu_pool2d", TORCH_BOX((&zb::conv_relu_pool::Ops<forward, backward>::conv_relu_pool2d))},          \
+      {"conv_relu_pool2d_nap",                                                                               \
+       TORCH_BOX((&zb::conv_relu_pool::Ops<forward, backward>::conv_relu_pool2d_nap))},                      \
+      {"_conv_relu_pool2d_forward", TORCH_BOX((&zb::conv_relu_pool::Ops<forward, backward>::forward_op))}, { \
+    "_conv_relu_pool2d_backward", TORCH_BOX((&zb::conv_relu_pool::Ops<forward, backward>::backward_op))      \
   }

@@ -1,5 +1,5 @@
-// The checks and the arithmetic of sizes, the same for every device. Python checks first, with fuller messages;
-// these hold for C++ callers and keep the kernels inside their tensors.
+// The checks and the arithmetic of sizes, the same for every device. Python checks first, with fuller
+// messages; these hold for C++ callers and keep the kernels inside their tensors.
 #include <limits>
 
 #include "conv_relu_pool/conv_relu_pool.h"
@@ -34,7 +34,8 @@ Units units_of(const char* op, const Word& word) {
   if (word == "relu") return Units::kRelu;
   if (word == "output") return Units::kOutput;
   if (word == "winner") return Units::kWinner;
-  STD_TORCH_CHECK(false, op, ": expected units to be \"relu\", \"output\" or \"winner\", got \"", word.text, "\"");
+  STD_TORCH_CHECK(false, op, ": expected units to be \"relu\", \"output\" or \"winner\", got \"", word.text,
+                  "\"");
   return Units::kNone;
 }
 
@@ -45,10 +46,12 @@ void check_at_least(const char* op, const char* name, const Pair& values, int64_
 
 }  // namespace
 
-int64_t conv_size(const char* op, int64_t in, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
+int64_t conv_size(const char* op, int64_t in, int64_t kernel, int64_t stride, int64_t padding,
+                  int64_t dilation) {
   const int64_t extent = add(op, multiply(op, dilation, kernel - 1), 1);
   const int64_t padded = add(op, in, multiply(op, 2, padding));
-  STD_TORCH_CHECK(padded >= extent, op, ": the kernel spans ", extent, " but the padded input has only ", padded);
+  STD_TORCH_CHECK(padded >= extent, op, ": the kernel spans ", extent, " but the padded input has only ",
+                  padded);
   return (padded - extent) / stride + 1;
 }
 
@@ -60,8 +63,8 @@ int64_t pool_size(int64_t in, int64_t kernel, int64_t stride, int64_t padding, b
   return out;
 }
 
-Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, const Arguments& args, bool need_code,
-                     const Word& units) {
+Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, const Arguments& args,
+                     bool need_code, const Word& units) {
   STD_TORCH_CHECK(x.dim() == 4 || x.dim() == 3, op, ": expected x of shape [N, C, H, W] or [C, H, W], got ",
                   shape_text(x));
   STD_TORCH_CHECK(weight.dim() == 4, op, ": expected weight of shape [K, C/groups, R, S], got ",
@@ -75,9 +78,10 @@ Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, cons
   p.C = x.size(first), p.H = x.size(first + 1), p.W = x.size(first + 2);
   p.K = weight.size(0), p.Cg = weight.size(1), p.R = weight.size(2), p.S = weight.size(3);
   p.groups = args.groups;
-  STD_TORCH_CHECK(p.groups > 0 && p.K % p.groups == 0 && p.Cg > 0 && p.C % p.groups == 0 && p.C / p.groups == p.Cg,
-                  op, ": expected weight of shape [K, C/groups, R, S] with K divisible by groups, got weight ",
-                  shape_text(weight), " with x ", shape_text(x), " and groups ", p.groups);
+  STD_TORCH_CHECK(
+      p.groups > 0 && p.K % p.groups == 0 && p.Cg > 0 && p.C % p.groups == 0 && p.C / p.groups == p.Cg, op,
+      ": expected weight of shape [K, C/groups, R, S] with K divisible by groups, got weight ",
+      shape_text(weight), " with x ", shape_text(x), " and groups ", p.groups);
   STD_TORCH_CHECK(p.C > 0 && p.H > 0 && p.W > 0 && p.K > 0 && p.R > 0 && p.S > 0, op,
                   ": only the batch may be empty, got x ", shape_text(x), " and weight ", shape_text(weight));
   p.Kg = p.K / p.groups;
@@ -103,8 +107,8 @@ Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, cons
     check_at_least(op, "pool_padding", p.pool_padding, 0);
     for (int d = 0; d < 2; ++d) {
       STD_TORCH_CHECK(p.pool_padding[d] <= p.pool_kernel[d] / 2, op,
-                      ": expected pool_padding of at most half of pool_kernel, got ", p.pool_padding[d], " for ",
-                      p.pool_kernel[d]);
+                      ": expected pool_padding of at most half of pool_kernel, got ", p.pool_padding[d],
+                      " for ", p.pool_kernel[d]);
       STD_TORCH_CHECK(p.pool_kernel[d] < kLargest / 4 && p.pool_stride[d] < kLargest / 4, op,
                       ": pool_kernel or pool_stride overflows 64 bits");
     }
@@ -128,7 +132,9 @@ Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, cons
 
   p.need_code = need_code;
   const int64_t largest = p.window() * (p.slope > 0 ? 2 : 1);
-  p.code_dtype = p.pool != Pool::kMax ? ScalarType::Long : largest <= 255 ? ScalarType::Byte : ScalarType::Int;
+  p.code_dtype = p.pool != Pool::kMax ? ScalarType::Long
+                 : largest <= 255     ? ScalarType::Byte
+                                      : ScalarType::Int;
   p.units = units_of(op, units);
   p.unit_bits = 1;
   if (p.units == Units::kWinner) {
@@ -172,7 +178,8 @@ void check_backward(const Problem& p, const Tensor& grad, const Tensor& code) {
     }
     return true;
   };
-  STD_TORCH_CHECK(has(grad, y_sizes), op, ": expected grad of the shape of the result, got ", shape_text(grad));
+  STD_TORCH_CHECK(has(grad, y_sizes), op, ": expected grad of the shape of the result, got ",
+                  shape_text(grad));
   STD_TORCH_CHECK(grad.scalar_type() == p.dtype, op, ": expected grad of the dtype of x");
   STD_TORCH_CHECK(has(code, code_sizes) && code.scalar_type() == p.code_dtype, op,
                   ": expected the code that the forward pass gave, got one of shape ", shape_text(code));

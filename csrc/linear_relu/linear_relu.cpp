@@ -4,7 +4,8 @@
 
 namespace zb::linear_relu {
 
-Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, double negative_slope, bool need_sig) {
+Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, double negative_slope,
+                     bool need_sig) {
   STD_TORCH_CHECK(x.dim() >= 1, op, ": expected x of shape [..., in], got a scalar");
   STD_TORCH_CHECK(weight.dim() == 2, op, ": expected weight of shape [out, in], got ", shape_text(weight));
   check_floating(op, "x", x);

@@ -24,7 +24,8 @@ struct Outputs {
 };
 
 // Raises (RuntimeError in Python) where the call has no meaning; kernels rely on what it lets through.
-Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, double negative_slope, bool need_sig);
+Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, double negative_slope,
+                     bool need_sig);
 Outputs make_outputs(const Problem& p, const Tensor& x);
 
 // x is [rows, in] and weight [out, in], both of any strides. Neither rows nor out is 0; in may be.
@@ -32,7 +33,8 @@ using Forward = void (*)(const Problem&, const Tensor& x, const Tensor& weight, 
 
 template <Forward forward>
 struct Ops {
-  static Outputs run(const char* op, const Tensor& x, const Tensor& weight, double negative_slope, bool need_sig) {
+  static Outputs run(const char* op, const Tensor& x, const Tensor& weight, double negative_slope,
+                     bool need_sig) {
     const NoGrad no_grad;
     const Problem p = make_problem(op, x, weight, negative_slope, need_sig);
     Outputs outputs = make_outputs(p, x);
@@ -53,7 +55,7 @@ struct Ops {
 }  // namespace zb::linear_relu
 
 // Lists the two ops over the function of a device, for a zb::Registration.
-#define ZB_LINEAR_RELU_KERNELS(forward)                                           \
-  {"linear_relu", TORCH_BOX((&zb::linear_relu::Ops<forward>::linear_relu))}, {    \
+#define ZB_LINEAR_RELU_KERNELS(forward)                                             \
+  {"linear_relu", TORCH_BOX((&zb::linear_relu::Ops<forward>::linear_relu))}, {      \
     "linear_relu_nap", TORCH_BOX((&zb::linear_relu::Ops<forward>::linear_relu_nap)) \
   }

@@ -1,5 +1,5 @@
-// The checks, the same for every device. Python checks first, with fuller messages; these hold for C++ callers
-// and keep the kernels inside their tensors.
+// The checks, the same for every device. Python checks first, with fuller messages; these hold for C++
+// callers and keep the kernels inside their tensors.
 #include "nap/nap.h"
 
 namespace zb::nap {
@@ -17,7 +17,8 @@ Rows pack_rows(const Tensor& x) {
 
 Rows unpack_rows(const Tensor& sig, int64_t F) {
   STD_TORCH_CHECK(sig.dim() == 2 && sig.scalar_type() == ScalarType::Long,
-                  "nap_unpack: expected sig of shape [N, words] and dtype int64, got shape ", shape_text(sig));
+                  "nap_unpack: expected sig of shape [N, words] and dtype int64, got shape ",
+                  shape_text(sig));
   STD_TORCH_CHECK(F >= 0 && F <= INT64_MAX - 63, "nap_unpack: expected F of at least 0, got ", F);
   STD_TORCH_CHECK(sig.size(1) == words_for(F), "nap_unpack: expected sig of ", words_for(F),
                   " words a row for F = ", F, ", got ", sig.size(1));

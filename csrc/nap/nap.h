@@ -1,7 +1,7 @@
 // Sign patterns as 64-bit words: the checks and the ops that every device shares.
 //
-// A device supplies two functions and registers Ops<pack, unpack>. README.md beside this file says what the ops
-// mean.
+// A device supplies two functions and registers Ops<pack, unpack>. README.md beside this file says what the
+// ops mean.
 #pragma once
 
 #include "common/aten.h"
@@ -50,7 +50,7 @@ struct Ops {
 }  // namespace zb::nap
 
 // Lists the ops over the functions of a device, for a zb::Registration.
-#define ZB_NAP_KERNELS(pack, unpack)                                        \
-  {"nap_pack", TORCH_BOX((&zb::nap::Ops<pack, unpack>::nap_pack))}, {       \
-    "nap_unpack", TORCH_BOX((&zb::nap::Ops<pack, unpack>::nap_unpack))      \
+#define ZB_NAP_KERNELS(pack, unpack)                                   \
+  {"nap_pack", TORCH_BOX((&zb::nap::Ops<pack, unpack>::nap_pack))}, {  \
+    "nap_unpack", TORCH_BOX((&zb::nap::Ops<pack, unpack>::nap_unpack)) \
   }

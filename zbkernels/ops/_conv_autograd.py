@@ -93,7 +93,8 @@ class ConvReLUPoolBackwardFunction(torch.autograd.Function):
         higher = torch.is_grad_enabled()
         with torch.enable_grad():
             inputs = [t if higher else t.detach().requires_grad_(t.is_floating_point()) for t in saved]
-            out = backward_reference(*inputs, ctx.geometry, *ctx.needs)
+            grad, x, weight, code = inputs
+            out = backward_reference(grad, x, weight, code, ctx.geometry, *ctx.needs)
             wanted = [i for i in range(3) if ctx.needs_input_grad[1 + i] and inputs[i].requires_grad]
             pairs = [(o, v) for o, v, needed in zip(out, grads, ctx.needs, strict=True) if needed]
             pairs = [(o, v) for o, v in pairs if o.requires_grad]

@@ -64,7 +64,7 @@ def samples(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator
         pool_padding=1,
         ceil_mode=True,
     )
-    overlapping = {"pool_kernel": 3, "pool_stride": (2, 2), "pool_padding": 1}
+    overlapping: dict[str, Any] = {"pool_kernel": 3, "pool_stride": (2, 2), "pool_padding": 1}
     yield call("overlapping pool", draw(2, 3, 11, 11), draw(4, 3, 3, 3), padding=1, **overlapping)
     yield call("stem", draw(1, 3, 20, 18), draw(4, 3, 7, 7), stride=2, padding=3, **overlapping)
     yield call("pool stride larger", draw(2, 3, 11, 12), draw(4, 3, 3, 3), pool_kernel=2, pool_stride=(3, 3))

@@ -81,7 +81,7 @@ class Geometry(NamedTuple):
         border: Pair = (0, 0)
         if pool != "none":
             kernel = pair(op, "pool_kernel", pool_kernel, 1)
-            empty = pool_stride is None or (not _is_int(pool_stride) and len(pool_stride) == 0)
+            empty = pool_stride is None or (isinstance(pool_stride, (tuple, list)) and not pool_stride)
             step = kernel if empty else pair(op, "pool_stride", pool_stride, 1)  # type: ignore[arg-type]
             border = pair(op, "pool_padding", pool_padding, 0)
             if border[0] > kernel[0] // 2 or border[1] > kernel[1] // 2:

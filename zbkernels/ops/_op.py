@@ -140,7 +140,9 @@ def autocast_operands(x: Any, weight: Any) -> tuple[Any, Any]:
     """The two operands as autocast would hand them to the op; unchanged outside autocast."""
     if isinstance(x, torch.Tensor):
         kind = x.device.type
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):  # meta knows no autocast
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(
+            kind
+        ):  # meta knows no autocast
             x, weight = cast_for_autocast(kind, (x, weight))
     return x, weight
 

@@ -1,7 +1,8 @@
 """``conv_relu_pool2d``: bias-free convolution, activation and pooling in one pass, never keeping the un-pooled map.
 
 What it means is in ``_conv_reference.py``, its gradients in ``_conv_autograd.py``, its arguments in
-``_geometry.py``, the calls that tests make in ``_conv_samples.py``. Here are the schemas, what the dispatcher needs, and the public function.
+``_geometry.py``, the calls that tests make in ``_conv_samples.py``. Here are the schemas, what the dispatcher
+needs, and the public function.
 """
 
 from __future__ import annotations

@@ -23,9 +23,10 @@ def check(sig: Any, F: Any) -> None:
         raise ValueError(f"nap_unpack: expected sig of shape [N, words], got {list(sig.shape)}")
     if not isinstance(F, (int, torch.SymInt)) or isinstance(F, bool):
         raise TypeError(f"nap_unpack: expected F to be an int, got {F!r}")
-    if F < 0 or words_for(F) != sig.shape[1]:
+    words = (F + 63) // 64
+    if F < 0 or words != sig.shape[1]:
         raise ValueError(
-            f"nap_unpack: expected sig of ceil(F/64) = {words_for(F)} words for F = {F}, got {list(sig.shape)}"
+            f"nap_unpack: expected sig of ceil(F/64) = {words} words for F = {F}, got {list(sig.shape)}"
         )
 
 

@@ -20,18 +20,10 @@ struct SumOf<double> {
 template <class T>
 using Sum = typename SumOf<T>::type;
 
-ZB_DEVICE float widen(float v) {
-  return v;
-}
-ZB_DEVICE double widen(double v) {
-  return v;
-}
-ZB_DEVICE float widen(__half v) {
-  return __half2float(v);
-}
-ZB_DEVICE float widen(__nv_bfloat16 v) {
-  return __bfloat162float(v);
-}
+ZB_DEVICE float widen(float v) { return v; }
+ZB_DEVICE double widen(double v) { return v; }
+ZB_DEVICE float widen(__half v) { return __half2float(v); }
+ZB_DEVICE float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
 
 template <class T>
 ZB_DEVICE T narrow(Sum<T> v) {
@@ -53,18 +45,10 @@ ZB_DEVICE Sum<T> rounded(Sum<T> v) {
 
 // A product that the compiler may not fuse with an addition after it, and a sum of products that it must
 // fuse: all kernels that compute one value then get the same bits.
-ZB_DEVICE float multiply(float a, float b) {
-  return __fmul_rn(a, b);
-}
-ZB_DEVICE double multiply(double a, double b) {
-  return __dmul_rn(a, b);
-}
-ZB_DEVICE float multiply_add(float a, float b, float c) {
-  return fmaf(a, b, c);
-}
-ZB_DEVICE double multiply_add(double a, double b, double c) {
-  return fma(a, b, c);
-}
+ZB_DEVICE float multiply(float a, float b) { return __fmul_rn(a, b); }
+ZB_DEVICE double multiply(double a, double b) { return __dmul_rn(a, b); }
+ZB_DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+ZB_DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
 // relu at slope 0 (NaN stays, -inf gives 0), else leaky relu, of a value rounded to T, and rounded to T.
 template <class T>

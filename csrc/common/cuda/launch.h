@@ -24,9 +24,7 @@ namespace zb::cuda {
 constexpr unsigned kWholeWarp = 0xffffffffu;
 
 // How many pieces of `size` cover `count`.
-ZB_HOST_DEVICE int64_t pieces(int64_t count, int64_t size) {
-  return (count + size - 1) / size;
-}
+ZB_HOST_DEVICE int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 // Raises with the op's name where `code` is an error, and clears the error so that nobody else is blamed for
 // it. Where the library has no code for the GPU, says which GPU it is and what the library was built for.

@@ -5,8 +5,8 @@
 
 namespace zb::conv_relu_pool::cpu {
 
-std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                    const Tensor& code, bool need_x, bool need_weight) {
+std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const Tensor& x,
+                                    const Tensor& weight, const Tensor& code, bool need_x, bool need_weight) {
   const NoGrad no_grad;
   const auto batch = [&p](const Tensor& t) { return p.batched ? t : torch::stable::unsqueeze(t, 0); };
   const Tensor none = empty_on(x, {0}, p.dtype);

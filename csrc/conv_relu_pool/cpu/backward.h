@@ -1,8 +1,8 @@
 // The two ways of the CPU's backward pass, chosen by backward.cpp.
 //
-// What neither does: multiply by a gradient that is exactly zero. torch's dense convolution computes 0 * inf = NaN
-// where x or weight holds an infinity under a dead unit; the sparse way adds nothing there. NaN gradients are not
-// zero and propagate in both.
+// What neither does: multiply by a gradient that is exactly zero. torch's dense convolution computes 0 * inf
+// = NaN where x or weight holds an infinity under a dead unit; the sparse way adds nothing there. NaN
+// gradients are not zero and propagate in both.
 #pragma once
 
 #include <tuple>

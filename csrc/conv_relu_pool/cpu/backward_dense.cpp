@@ -1,4 +1,5 @@
-// The general backward pass: the gradient of the un-pooled map, written out, then torch's convolution_backward.
+// The general backward pass: the gradient of the un-pooled map, written out, then torch's
+// convolution_backward.
 //
 // Each plane (n, k) is put together in the accumulation type by one thread, window after window in row-major
 // order, and rounded once: deterministic, and independent of the number of threads.
@@ -25,9 +26,11 @@ struct Strides {
   explicit Strides(const Tensor& t) : n(t.stride(0)), k(t.stride(1)), p(t.stride(2)), q(t.stride(3)) {}
 };
 
-// plane [H1, W1] += the winners' gradients. A position outside of the map (no forward pass writes one) is skipped.
+// plane [H1, W1] += the winners' gradients. A position outside of the map (no forward pass writes one) is
+// skipped.
 template <class T, class E, class Code>
-void add_max(const Problem& p, const E* grad, const Strides& gs, const Code* code, const Strides& cs, T* plane) {
+void add_max(const Problem& p, const E* grad, const Strides& gs, const Code* code, const Strides& cs,
+             T* plane) {
   const bool leaky = p.slope > 0;
   const T slope = static_cast<T>(p.slope);
   for (int64_t i = 0; i < p.P; ++i) {
@@ -44,7 +47,8 @@ void add_max(const Problem& p, const E* grad, const Strides& gs, const Code* cod
   }
 }
 
-// As torch's avg_pool2d: the window is clipped to the padded map for the divisor, then to the map for the sum.
+// As torch's avg_pool2d: the window is clipped to the padded map for the divisor, then to the map for the
+// sum.
 template <class T, class E>
 void add_avg(const Problem& p, const E* grad, const Strides& gs, T* plane) {
   const auto& [kh, kw] = p.pool_kernel;
@@ -56,8 +60,7 @@ void add_avg(const Problem& p, const E* grad, const Strides& gs, T* plane) {
       const int64_t left = j * p.pool_stride[1] - p.pool_padding[1];
       const int64_t right = std::min(left + kw, p.W1 + p.pool_padding[1]);
       const int64_t w0 = std::max<int64_t>(left, 0), w1 = std::min(right, p.W1);
-      const int64_t divisor =
-          p.count_include_pad ? (bottom - top) * (right - left) : (h1 - h0) * (w1 - w0);
+      const int64_t divisor = p.count_include_pad ? (bottom - top) * (right - left) : (h1 - h0) * (w1 - w0);
       const T share = value_of(grad[i * gs.p + j * gs.q]) / static_cast<T>(divisor);
       for (int64_t h = h0; h < h1; ++h) {
         for (int64_t w = w0; w < w1; ++w) plane[h * p.W1 + w] += share;
@@ -72,7 +75,8 @@ void apply_bits(const Problem& p, const uint64_t* bits, T* plane) {
   const T slope = static_cast<T>(p.slope);
   for (int64_t u = 0; u < p.H1 * p.W1; ++u) {
     const bool on = bits[u / 64] >> (u % 64) & 1;
-    // at slope 0 a dead unit's gradient is 0, even where the incoming one is NaN: as torch's threshold_backward
+    // at slope 0 a dead unit's gradient is 0, even where the incoming one is NaN: as torch's
+    // threshold_backward
     plane[u] = on ? plane[u] : p.slope == 0 ? T(0) : plane[u] * slope;
   }
 }
@@ -134,9 +138,11 @@ void expand(const BackwardArgs& a, const Tensor& out) {
   const auto* grad = static_cast<const E*>(a.grad.const_data_ptr());
   auto* to = static_cast<E*>(out.mutable_data_ptr());
   if (p.code_dtype == ScalarType::Byte) {
-    Expand<E, uint8_t>{p, grad, Strides(a.grad), code.const_data_ptr(), code_strides}.run(to, p.x_channels_last);
+    Expand<E, uint8_t>{p, grad, Strides(a.grad), code.const_data_ptr(), code_strides}.run(to,
+                                                                                          p.x_channels_last);
   } else {
-    Expand<E, int32_t>{p, grad, Strides(a.grad), code.const_data_ptr(), code_strides}.run(to, p.x_channels_last);
+    Expand<E, int32_t>{p, grad, Strides(a.grad), code.const_data_ptr(), code_strides}.run(to,
+                                                                                          p.x_channels_last);
   }
 }
 
@@ -166,8 +172,8 @@ std::tuple<Tensor, Tensor> backward_dense(const BackwardArgs& a) {
     default:
       expand<BFloat>(a, grad_pre);
   }
-  auto [grad_x, grad_weight] = aten::convolution_backward(grad_pre, a.x, a.weight, p.stride, p.padding, p.dilation,
-                                                          p.groups, a.need_x, a.need_weight);
+  auto [grad_x, grad_weight] = aten::convolution_backward(grad_pre, a.x, a.weight, p.stride, p.padding,
+                                                          p.dilation, p.groups, a.need_x, a.need_weight);
   if (a.need_x) grad_x = in_format(grad_x, p.x_channels_last);
   if (a.need_weight) grad_weight = in_format(grad_weight, p.w_channels_last);
   note_kernel("backward dense aten");

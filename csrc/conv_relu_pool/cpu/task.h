@@ -4,21 +4,13 @@
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
-ZB_INLINE int64_t least(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-ZB_INLINE int64_t most(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
+ZB_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+ZB_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 ZB_INLINE int64_t clamped(int64_t v, int64_t low, int64_t high) {
   return v < low ? low : v > high ? high : v;
 }
-ZB_INLINE int64_t up_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-ZB_INLINE int64_t up_to(int64_t a, int64_t b) {
-  return up_div(a, b) * b;
-}
+ZB_INLINE int64_t up_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+ZB_INLINE int64_t up_to(int64_t a, int64_t b) { return up_div(a, b) * b; }
 
 struct Range {
   int64_t begin, end;

@@ -36,27 +36,15 @@ constexpr int64_t kTransformedBytes = 2 << 20;  // transformed input of one task
 constexpr int64_t kMostTiles = 512;
 constexpr int64_t kBatch = 112;  // most tiles of one image that are multiplied at a time
 
-ZB_INLINE int64_t tile_side(const Call& c) {
-  return kPoints + 1 - c.filter;
-}
-ZB_INLINE int64_t folded_channels(const Call& c) {
-  return c.C * c.fold * c.fold;
-}
-ZB_INLINE int64_t channel_groups(const Call& c) {
-  return up_div(folded_channels(c), Float::n);
-}
-ZB_INLINE int64_t folded_padding(const Call& c, int d) {
-  return up_div(c.padding[d], c.fold);
-}
-ZB_INLINE int64_t patch_extent(const Call& c, int64_t tiles) {
-  return tiles * tile_side(c) + c.filter - 1;
-}
+ZB_INLINE int64_t tile_side(const Call& c) { return kPoints + 1 - c.filter; }
+ZB_INLINE int64_t folded_channels(const Call& c) { return c.C * c.fold * c.fold; }
+ZB_INLINE int64_t channel_groups(const Call& c) { return up_div(folded_channels(c), Float::n); }
+ZB_INLINE int64_t folded_padding(const Call& c, int d) { return up_div(c.padding[d], c.fold); }
+ZB_INLINE int64_t patch_extent(const Call& c, int64_t tiles) { return tiles * tile_side(c) + c.filter - 1; }
 
 // Values from one of the 36 products to the next. An odd number of cache lines: the transforms touch all 36
 // at a time, which a power of two would put into one set of the first-level cache.
-ZB_INLINE int64_t product_pitch(int64_t values) {
-  return (up_div(values, 16) | 1) * 16;
-}
+ZB_INLINE int64_t product_pitch(int64_t values) { return (up_div(values, 16) | 1) * 16; }
 
 // A channel after folding: a channel of x, and the phases of its rows and columns.
 struct Phase {

@@ -9,9 +9,11 @@ namespace zb::linear_relu {
 
 using nap::Element;
 
-// In place, over `count` elements at y: v < 0 ? 0 : v at slope 0 (NaN and -0.0 stay), else v > 0 ? v : v * slope.
-// With words, also the sign words of the result, as nap::pack_row writes them. Half types at slope 0 only.
-#define ZB_ACTIVATE_ROW void activate_row(Element element, void* y, int64_t count, double slope, uint64_t* words);
+// In place, over `count` elements at y: v < 0 ? 0 : v at slope 0 (NaN and -0.0 stay), else v > 0 ? v : v *
+// slope. With words, also the sign words of the result, as nap::pack_row writes them. Half types at slope 0
+// only.
+#define ZB_ACTIVATE_ROW \
+  void activate_row(Element element, void* y, int64_t count, double slope, uint64_t* words);
 
 namespace portable {
 ZB_ACTIVATE_ROW

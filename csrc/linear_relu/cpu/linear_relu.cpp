@@ -1,5 +1,5 @@
-// linear_relu on the CPU: torch's matrix product, block of rows by block of rows, and one pass over each block
-// for the activation and the sign words while the block is still in the cache.
+// linear_relu on the CPU: torch's matrix product, block of rows by block of rows, and one pass over each
+// block for the activation and the sign words while the block is still in the cache.
 #include <algorithm>
 
 #include "common/cpu_capability.h"
@@ -30,8 +30,8 @@ void activate(const Problem& p, const Tensor& y, uint64_t* sig) {
   char* start = static_cast<char*>(y.mutable_data_ptr());
   const auto activate_row = activation();
   nap::for_each_piece(rows, [&](int64_t n, int64_t first, int64_t last) {
-    activate_row(element, start + (n * p.out + 64 * first) * size, nap::units_between(rows, first, last), p.slope,
-                 sig ? sig + n * p.words + first : nullptr);
+    activate_row(element, start + (n * p.out + 64 * first) * size, nap::units_between(rows, first, last),
+                 p.slope, sig ? sig + n * p.words + first : nullptr);
   });
 }
 

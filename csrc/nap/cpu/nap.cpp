@@ -1,8 +1,8 @@
 // nap_pack and nap_unpack on the CPU: threads over (row, run of words), a row loop per instruction set.
+#include "nap/nap.h"
 #include "common/cpu_capability.h"
 #include "common/register.h"
 #include "nap/cpu/pieces.h"
-#include "nap/nap.h"
 
 namespace zb::nap {
 namespace {

@@ -23,7 +23,10 @@ inline Element element_of(ScalarType dtype) {
 }
 
 inline int64_t bytes_of(Element element) {
-  return element == Element::kFloat64 ? 8 : element == Element::kFloat32 ? 4 : element == Element::kBool ? 1 : 2;
+  return element == Element::kFloat64   ? 8
+         : element == Element::kFloat32 ? 4
+         : element == Element::kBool    ? 1
+                                        : 2;
 }
 
 // f(row, first word, end word) for pieces that cover all words of all rows, on torch's threads.

@@ -52,9 +52,7 @@ bool describe(const Tensor& x, Layout& layout) {
   return true;
 }
 
-ZB_DEVICE bool is_on(bool v) {
-  return v;
-}
+ZB_DEVICE bool is_on(bool v) { return v; }
 template <class T>
 ZB_DEVICE bool is_on(T v) {
   return cuda::widen(v) > 0;
