@@ -12,7 +12,7 @@
 namespace zb::conv_relu_pool::cpu {
 
 constexpr int64_t kLane = 16;       // floats to which a row of a patch is padded, for every instruction set
-constexpr int64_t kKBlock = 32;     // channels whose weights stay in the first-level cache for grad_x
+constexpr int64_t kKBlock = 64;     // channels whose gradients are sorted by pixel at a time, for grad_x
 constexpr int64_t kTail = 64;       // floats that may be read past the end of an image buffer
 
 // A block of channels of an image lies in memory so that a patch is `rows` rows of `run` floats, row_step apart:
