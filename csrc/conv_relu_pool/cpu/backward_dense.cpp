@@ -4,10 +4,11 @@
 // Each plane (n, k) is put together in the accumulation type by one thread, window after window in row-major
 // order, and rounded once: deterministic, and independent of the number of threads.
 #include "common/aten.h"
-#include "common/last_kernel.h"
+#include "common/cpu_capability.h"
 #include "common/parallel.h"
 #include "common/vec.h"
 #include "conv_relu_pool/cpu/backward.h"
+#include "conv_relu_pool/cpu/backward_sparse.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
@@ -69,15 +70,21 @@ void add_avg(const Problem& p, const E* grad, const Strides& gs, T* plane) {
   }
 }
 
-// plane = grad at the units whose bit is set, slope * grad elsewhere.
-template <class T>
-void apply_bits(const Problem& p, const uint64_t* bits, T* plane) {
-  const T slope = static_cast<T>(p.slope);
+void apply_bits(const Problem& p, const uint64_t* bits, float* plane) {
+  const auto mask = [&] {
+#if defined(__x86_64__)
+    if (cpu_capability() == Capability::kAvx512) return avx512::mask_plane;
+    if (cpu_capability() == Capability::kAvx2) return avx2::mask_plane;
+#endif
+    return portable::mask_plane;
+  }();
+  mask(plane, bits, p.H1 * p.W1, static_cast<float>(p.slope));
+}
+
+void apply_bits(const Problem& p, const uint64_t* bits, double* plane) {
   for (int64_t u = 0; u < p.H1 * p.W1; ++u) {
     const bool on = bits[u / 64] >> (u % 64) & 1;
-    // at slope 0 a dead unit's gradient is 0, even where the incoming one is NaN: as torch's
-    // threshold_backward
-    plane[u] = on ? plane[u] : p.slope == 0 ? T(0) : plane[u] * slope;
+    plane[u] = on ? plane[u] : p.slope == 0 ? 0 : plane[u] * p.slope;
   }
 }
 
@@ -91,7 +98,7 @@ struct Expand {
   Strides cs;  // of a max code
 
   void plane(int64_t n, int64_t k, T* to) const {
-    std::memset(to, 0, static_cast<size_t>(p.H1 * p.W1) * sizeof(T));
+    if (p.pool != Pool::kNone) std::memset(to, 0, static_cast<size_t>(p.H1 * p.W1) * sizeof(T));
     const E* g = grad + n * gs.n + k * gs.k;
     if (p.pool == Pool::kMax) {
       return add_max(p, g, gs, static_cast<const Code*>(code) + n * cs.n + k * cs.k, cs, to);
@@ -100,7 +107,13 @@ struct Expand {
       add_avg(p, g, gs, to);
     } else {
       for (int64_t h = 0; h < p.H1; ++h) {
-        for (int64_t w = 0; w < p.W1; ++w) to[h * p.W1 + w] = value_of(g[h * gs.p + w * gs.q]);
+        T* row = to + h * p.W1;
+        const E* from = g + h * gs.p;
+        if (gs.q == 1) {
+          for (int64_t w = 0; w < p.W1; ++w) row[w] = value_of(from[w]);
+        } else {
+          for (int64_t w = 0; w < p.W1; ++w) row[w] = value_of(from[w * gs.q]);
+        }
       }
     }
     apply_bits(p, static_cast<const uint64_t*>(code) + (n * p.K + k) * p.map_words(), to);
@@ -114,6 +127,12 @@ struct Expand {
       T* planes = static_cast<T*>(arena.get(side * map * static_cast<int64_t>(sizeof(T))));
       for (int64_t task = begin; task < end; ++task) {
         const int64_t n = task / groups, k0 = task % groups * side, some = std::min(side, p.K - k0);
+        if constexpr (std::is_same_v<E, T>) {
+          if (!channels_last) {
+            plane(n, k0, out + (n * p.K + k0) * map);
+            continue;
+          }
+        }
         for (int64_t k = 0; k < some; ++k) plane(n, k0 + k, planes + k * map);
         if (!channels_last) {
           E* to = out + (n * p.K + k0) * map;

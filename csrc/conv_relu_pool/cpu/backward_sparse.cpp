@@ -9,10 +9,10 @@
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
-constexpr int64_t kFirstLevel = 32 << 10;             // bytes of a 48 KiB cache for the rows of x that a slab reads
-constexpr int64_t kLists = 16 << 10;                  // entries of a slab, at most (unless one row has more)
-constexpr int64_t kPatchBytes = int64_t{1} << 20;     // of an image's patches, at most
-constexpr int64_t kSumBytes = int64_t{64} << 20;      // of all chunks' gradients of the weight, at most
+constexpr int64_t kFirstLevel = 32 << 10;  // bytes of a 48 KiB cache for the rows of x that a slab reads
+constexpr int64_t kLists = 16 << 10;       // entries of a slab, at most (unless one row has more)
+constexpr int64_t kPatchBytes = int64_t{1} << 20;  // of an image's patches, at most
+constexpr int64_t kSumBytes = int64_t{64} << 20;   // of all chunks' gradients of the weight, at most
 constexpr int64_t kMostChunks = 32;
 
 int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
@@ -31,8 +31,8 @@ SparsePlan make_plan(const Problem& p, bool need_x, bool need_weight) {
   s.need_x = need_x, s.need_weight = need_weight;
   s.Hp = p.H + 2 * p.padding[0], s.Wp = p.W + 2 * p.padding[1];
 
-  // Blocks of 32 channels: the rows of x that a slab needs stay in the first-level cache, and a 3 x 3 patch is 18
-  // vectors, which fit the registers at once.
+  // Blocks of 32 channels: the rows of x that a slab needs stay in the first-level cache, and a 3 x 3 patch
+  // is 18 vectors, which fit the registers at once.
   s.blocks = ceil_div(p.Cg, 32);
   s.Cb = ceil_div(p.Cg, s.blocks);
   const bool dense = p.dilation[1] == 1;
@@ -122,7 +122,8 @@ Tensor packed_weight(const SparsePlan& s, const Tensor& weight) {
   const auto* from = static_cast<const float*>(weight.const_data_ptr());
   int64_t strides[4];
   copy_strides(weight, strides);
-  if (s.packed() != s.K * s.Cg * s.R * s.S) std::memset(to, 0, static_cast<size_t>(s.packed()) * sizeof(float));
+  if (s.packed() != s.K * s.Cg * s.R * s.S)
+    std::memset(to, 0, static_cast<size_t>(s.packed()) * sizeof(float));
   parallel_for(0, s.K, 8, [&](int64_t begin, int64_t end) {
     for_each_weight(s, begin, end, [&](int64_t at, int64_t k, int64_t c, int64_t r, int64_t t) {
       to[at] = from[k * strides[0] + c * strides[1] + r * strides[2] + t * strides[3]];
@@ -162,8 +163,8 @@ bool sparse_can_run(const Problem& p) {
 }
 
 // A multiplication costs this way about twice what it does in oneDNN's dense convolution (measured: see
-// backward_sparse.inc), so at most half of the units may be live. Depthwise there is one multiplication row per
-// live unit and nothing to keep in registers.
+// backward_sparse.inc), so at most half of the units may be live. Depthwise there is one multiplication row
+// per live unit and nothing to keep in registers.
 bool sparse_is_faster(const Problem& p) {
   if (p.Kg == 1) return false;
   const bool relu_alone = p.pool == Pool::kNone && p.slope == 0;
