@@ -21,7 +21,7 @@ std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const 
   }
   if (!need_x && !need_weight) return {grad_x, grad_weight};
   const BackwardArgs args{p, batch(grad), batch(x), weight, batch(code), need_x, need_weight};
-  const bool sparse = sparse_can_run(p) && sparse_is_faster(p);
+  const bool sparse = sparse_can_run(p) && sparse_is_faster(p, need_x);
   std::tie(grad_x, grad_weight) = sparse ? backward_sparse(args) : backward_dense(args);
   if (need_x && !p.batched) grad_x = torch::stable::squeeze(grad_x, 0);
   return {need_x ? grad_x : none, need_weight ? grad_weight : none};

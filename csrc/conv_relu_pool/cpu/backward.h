@@ -23,7 +23,7 @@ std::tuple<Tensor, Tensor> backward_dense(const BackwardArgs& args);
 
 // Multiplies only by the gradients that are there (float32; max pooling or none).
 bool sparse_can_run(const Problem& p);
-bool sparse_is_faster(const Problem& p);
+bool sparse_is_faster(const Problem& p, bool need_x);
 std::tuple<Tensor, Tensor> backward_sparse(const BackwardArgs& args);
 
 }  // namespace zb::conv_relu_pool::cpu

@@ -162,13 +162,14 @@ bool sparse_can_run(const Problem& p) {
          p.K * p.R * p.S * 48 < kLimit && p.pool_stride[0] < kLimit && p.pool_stride[1] < kLimit;
 }
 
-// A multiplication costs this way about twice what it does in oneDNN's dense convolution (measured: see
-// backward_sparse.inc), so at most half of the units may be live. Depthwise there is one multiplication row
-// per live unit and nothing to keep in registers.
-bool sparse_is_faster(const Problem& p) {
+// A multiplication costs more this way than in oneDNN's dense convolution: about twice as much for grad_x, 1.3 times
+// for grad_weight (measured, see backward_sparse.inc). ReLU alone leaves half of the units live, where the dense
+// way is as good or better, but for grad_weight alone and for first layers. Depthwise there is nothing to keep in
+// registers.
+bool sparse_is_faster(const Problem& p, bool need_x) {
   if (p.Kg == 1) return false;
-  const bool relu_alone = p.pool == Pool::kNone && p.slope == 0;
-  return (relu_alone ? 1 : 2) * p.P * p.Q <= p.H1 * p.W1;
+  if (p.pool == Pool::kMax) return 3 * p.P * p.Q <= p.H1 * p.W1;
+  return p.slope == 0 && ((!need_x && p.R * p.S > 1) || p.Cg * p.R * p.S <= 32);
 }
 
 std::tuple<Tensor, Tensor> backward_sparse(const BackwardArgs& a) {
