@@ -162,10 +162,10 @@ bool sparse_can_run(const Problem& p) {
          p.K * p.R * p.S * 48 < kLimit && p.pool_stride[0] < kLimit && p.pool_stride[1] < kLimit;
 }
 
-// A multiplication costs more this way than in oneDNN's dense convolution: about twice as much for grad_x, 1.3 times
-// for grad_weight (measured, see backward_sparse.inc). ReLU alone leaves half of the units live, where the dense
-// way is as good or better, but for grad_weight alone and for first layers. Depthwise there is nothing to keep in
-// registers.
+// A multiplication costs more this way than in oneDNN's dense convolution: about twice as much for
+// grad_x, 1.3 times for grad_weight (measured, see backward_sparse.inc). ReLU alone leaves half of the units
+// live, where the dense way is as good or better, but for grad_weight alone and for first layers. Depthwise
+// there is nothing to keep in registers.
 bool sparse_is_faster(const Problem& p, bool need_x) {
   if (p.Kg == 1) return false;
   if (p.pool == Pool::kMax) return 3 * p.P * p.Q <= p.H1 * p.W1;

@@ -1,5 +1,10 @@
-// linear_relu on the CPU: torch's matrix product, block of rows by block of rows, and one pass over each
-// block for the activation and the sign words while the block is still in the cache.
+// linear_relu on the CPU: torch's matrix product, block of rows by block of rows, and one pass over each block
+// for the activation and the sign words while the block is still in the cache.
+//
+// Measured, milliseconds of CPU time on one thread of a shared Xeon, AVX-512:
+//   rows, in -> out        linear_relu  linear_relu_nap   F.linear alone   + relu   + relu_
+//   4096, 784 -> 1024          48.0          47.0             46.2          61.8      48.2
+//   16384, 128 -> 512          33.4          34.1             30.6          50.4      34.8
 #include <algorithm>
 
 #include "common/cpu_capability.h"
@@ -11,8 +16,8 @@
 namespace zb::linear_relu {
 namespace {
 
-constexpr int64_t kBlockBytes = int64_t{2} << 20;
-constexpr int64_t kLeastRows = 256;  // fewer, and the product pays for packing the weight again
+constexpr int64_t kBlockBytes = int64_t{2} << 20;  // of y
+constexpr int64_t kLeastRows = 256;                // fewer, and the product pays for packing the weight again
 
 decltype(&portable::activate_row) activation() {
 #if defined(__x86_64__)

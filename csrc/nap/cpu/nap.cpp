@@ -1,4 +1,10 @@
 // nap_pack and nap_unpack on the CPU: threads over (row, run of words), a row loop per instruction set.
+//
+// Measured on 4096 x 16384, milliseconds, Xeon, AVX-512, 2 threads of a shared machine (trust the ratios):
+//   nap_pack of float32 15.1, float16 7.8, bool 3.9; nap_unpack 24.3
+//   torch's sum of the float32 (one read of the data) 13.2; NumPy's packbits 51.6; the composite of torch's
+//   operators ((x > 0) << shift, summed) 479
+// On one thread: 27.0 with AVX-512, 32.5 with AVX2, 92.4 in plain C++; torch's sum 25.7.
 #include "nap/nap.h"
 #include "common/cpu_capability.h"
 #include "common/register.h"
