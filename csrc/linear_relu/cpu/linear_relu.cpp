@@ -1,5 +1,5 @@
-// linear_relu on the CPU: torch's matrix product, block of rows by block of rows, and one pass over each block
-// for the activation and the sign words while the block is still in the cache.
+// linear_relu on the CPU: torch's matrix product, block of rows by block of rows, and one pass over each
+// block for the activation and the sign words while the block is still in the cache.
 //
 // Measured, milliseconds of CPU time on one thread of a shared Xeon, AVX-512:
 //   rows, in -> out        linear_relu  linear_relu_nap   F.linear alone   + relu   + relu_
