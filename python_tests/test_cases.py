@@ -279,3 +279,92 @@ def test_43_layer_in_a_spawned_worker() -> None:
     got = queue.get(timeout=120)
     child.join()
     assert torch.equal(torch.from_numpy(got), layer(x).detach())
+
+
+# --- found by trying to break this package -----------------------------------------------------------------------
+
+BLANK = [  # C, K, kernel, stride, padding, size: the shapes that algorithms with fewer operations take
+    (16, 16, 3, 1, 1, 12),
+    (32, 48, 3, 1, 1, 17),
+    (16, 32, 4, 1, 1, 19),
+    (20, 24, 5, 1, 2, 15),
+    (3, 64, 7, 2, 3, 40),
+    (3, 64, 8, 2, 3, 41),
+]
+
+
+def _mostly_blank(channels: int, size: int, device: str) -> torch.Tensor:
+    g = torch.Generator().manual_seed(0)
+    third = size // 3
+    x = torch.zeros(3, channels, size, size)
+    x[0, :, third : 2 * third, third : 2 * third] = torch.rand(channels, third, third, generator=g)
+    x[2] = torch.randn(channels, size, size, generator=g).relu()
+    x[2, :, 5], x[2, :, :, 7:9] = 0, -0.0
+    return x.to(device)
+
+
+@pytest.mark.parametrize("layout", FORMATS, ids=str)
+@pytest.mark.parametrize("shape", BLANK, ids=str)
+def test_a_blank_window_gives_exactly_zero(
+    shape: tuple[int, ...], layout: torch.memory_format, device: str
+) -> None:
+    # A transform cancels there only up to rounding; that noise turned half of an image's blank border on.
+    channels, out, kernel, stride, padding, size = shape
+    x = _mostly_blank(channels, size, device)
+    w = torch.randn(out, channels, kernel, kernel, generator=torch.Generator().manual_seed(1)).to(device)
+    y = zb.conv_relu_pool2d(
+        x.contiguous(memory_format=layout), w, stride, padding, pool="none", negative_slope=1.0
+    )
+    one = torch.ones(1, 1, kernel, kernel, device=device)
+    live = F.conv2d((x != 0).float().amax(1, keepdim=True), one, None, stride, padding) > 0
+    assert not y[~live.expand_as(y)].any()
+    want = F.conv2d(x.double(), w.double(), None, stride, padding)
+    assert (y - want).norm() <= 1e-5 * want.norm()
+
+
+@pytest.mark.parametrize("shape", BLANK, ids=str)
+def test_gradient_of_a_mostly_blank_image(shape: tuple[int, ...], device: str) -> None:
+    channels, out, kernel, stride, padding, size = shape
+    w = torch.randn(out, channels, kernel, kernel, generator=torch.Generator().manual_seed(1)).to(device)
+    x = _mostly_blank(channels, size, device).requires_grad_()
+    zb.conv_relu_pool2d(x, w, stride, padding).sum().backward()
+    exact = x.detach().double().requires_grad_()
+    F.max_pool2d(F.relu(F.conv2d(exact, w.double(), None, stride, padding)), 2).sum().backward()
+    assert (x.grad - exact.grad).norm() <= 1e-3 * exact.grad.norm()  # a near-tie may pick the other position
+
+
+@pytest.mark.parametrize("units", ["relu", "output", "winner"])
+@pytest.mark.parametrize("shape", BLANK, ids=str)
+def test_a_pattern_does_not_change_with_the_contrast(shape: tuple[int, ...], units: str, device: str) -> None:
+    channels, out, kernel, stride, padding, size = shape
+    x = _mostly_blank(channels, size, device)
+    w = torch.randn(out, channels, kernel, kernel, generator=torch.Generator().manual_seed(1)).to(device)
+    pattern = zb.conv_relu_pool2d_nap(x, w, stride, padding, units=units)[1]
+    for scale in (0.25, 0.1, 0.01):
+        assert torch.equal(zb.conv_relu_pool2d_nap(x * scale, w, stride, padding, units=units)[1], pattern)
+
+
+def test_a_tensor_whose_memory_was_freed_is_refused() -> None:
+    # FSDP frees storages between uses; reading one killed the process
+    x = torch.randn(2, 3, 8, 8)
+    sig = torch.zeros(2, 1, dtype=torch.int64)
+    for t in (x, sig):
+        t.untyped_storage().resize_(0)
+    w = torch.randn(4, 3, 3, 3)
+    for call in (
+        lambda: zb.conv_relu_pool2d(x, w),
+        lambda: zb.conv_relu_pool2d_nap(x, w),
+        lambda: zb.linear_relu(x, torch.randn(4, 8)),
+        lambda: zb.nap_pack(x),
+        lambda: zb.nap_unpack(sig, 64),
+    ):
+        with pytest.raises(RuntimeError, match="its storage was freed|not allocated"):
+            call()
+
+
+def test_a_word_with_a_zero_inside_is_refused() -> None:
+    x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    with torch.inference_mode():
+        for words in ({"pool": "max\0x"}, {"units": "relu\0x"}, {"units": ""}):
+            with pytest.raises((RuntimeError, ValueError)):
+                torch.ops.zb.conv_relu_pool2d_nap(x, w, **words)

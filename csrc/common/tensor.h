@@ -59,6 +59,12 @@ inline void check_same(const char* op, const char* a_name, const Tensor& a, cons
   STD_TORCH_CHECK(a.device() == b.device(), op, ": expected ", a_name, " and ", b_name, " on one device");
 }
 
+// A tensor may have sizes and no memory (storage().resize_(0), as sharded training does between uses).
+inline void check_allocated(const char* op, const char* name, const Tensor& t) {
+  STD_TORCH_CHECK(t.numel() == 0 || t.data_ptr() != nullptr, op, ": expected ", name,
+                  " with memory, but its storage was freed");
+}
+
 // channels_last is taken up only where the strides say so without doubt: a tensor that is also contiguous
 // (one channel, or one pixel) counts as contiguous. The fake kernels decide by the same rule.
 inline bool is_channels_last(const Tensor& t) {
@@ -92,7 +98,9 @@ struct ToImpl<zb::Word> {
     zb::Word word;
     STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
     STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
-    std::memcpy(word.text, data, length < sizeof(word.text) ? length : sizeof(word.text) - 1);
+    // A word that does not fit, or with a zero inside, is none of ours: kept as one that no name is equal to.
+    const bool ours = length < sizeof(word.text) && std::memchr(data, 0, length) == nullptr;
+    std::memcpy(word.text, ours ? data : "?", ours ? length : 1);
     STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
     return word;
   }

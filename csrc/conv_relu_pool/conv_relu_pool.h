@@ -99,6 +99,8 @@ struct Ops {
                                                          Ints pool_padding, bool ceil_mode,
                                                          bool count_include_pad, double negative_slope,
                                                          Word units) {
+    STD_TORCH_CHECK(!(units == ""),
+                    "conv_relu_pool2d_nap: expected units to be \"relu\", \"output\" or \"winner\"");
     Outputs out = run("conv_relu_pool2d_nap", x, weight,
                       {stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding,
                        ceil_mode, count_include_pad, negative_slope},

@@ -71,6 +71,8 @@ Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, cons
                   shape_text(weight));
   check_floating(op, "x", x);
   check_same(op, "x", x, "weight", weight);
+  check_allocated(op, "x", x);
+  check_allocated(op, "weight", weight);
   Problem p{};
   p.batched = x.dim() == 4;
   const int64_t first = p.batched ? 1 : 0;
@@ -167,6 +169,8 @@ Outputs make_outputs(const Problem& p, const Tensor& x) {
 
 void check_backward(const Problem& p, const Tensor& grad, const Tensor& code) {
   const char* op = "_conv_relu_pool2d_backward";
+  check_allocated(op, "grad", grad);
+  check_allocated(op, "code", code);
   const Ints y_sizes = p.batched ? Ints{p.N, p.K, p.P, p.Q} : Ints{p.K, p.P, p.Q};
   const Ints code_sizes = p.pool == Pool::kMax ? y_sizes
                           : p.batched          ? Ints{p.N, p.K, p.map_words()}

@@ -10,6 +10,8 @@ Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, doub
   STD_TORCH_CHECK(weight.dim() == 2, op, ": expected weight of shape [out, in], got ", shape_text(weight));
   check_floating(op, "x", x);
   check_same(op, "x", x, "weight", weight);
+  check_allocated(op, "x", x);
+  check_allocated(op, "weight", weight);
   STD_TORCH_CHECK(negative_slope >= 0 && negative_slope <= 1, op, ": expected 0 <= negative_slope <= 1, got ",
                   negative_slope);
   Problem p{};

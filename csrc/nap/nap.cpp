@@ -7,6 +7,7 @@ namespace zb::nap {
 Rows pack_rows(const Tensor& x) {
   STD_TORCH_CHECK(x.dim() >= 2, "nap_pack: expected x of shape [N, ...] with at least 2 dimensions, got ",
                   shape_text(x));
+  check_allocated("nap_pack", "x", x);
   STD_TORCH_CHECK(is_floating(x.scalar_type()) || x.scalar_type() == ScalarType::Bool,
                   "nap_pack: expected x of dtype float32, float64, float16, bfloat16 or bool");
   Rows rows{x.size(0), 1, 0};
@@ -19,6 +20,7 @@ Rows unpack_rows(const Tensor& sig, int64_t F) {
   STD_TORCH_CHECK(sig.dim() == 2 && sig.scalar_type() == ScalarType::Long,
                   "nap_unpack: expected sig of shape [N, words] and dtype int64, got shape ",
                   shape_text(sig));
+  check_allocated("nap_unpack", "sig", sig);
   STD_TORCH_CHECK(F >= 0 && F <= INT64_MAX - 63, "nap_unpack: expected F of at least 0, got ", F);
   STD_TORCH_CHECK(sig.size(1) == words_for(F), "nap_unpack: expected sig of ", words_for(F),
                   " words a row for F = ", F, ", got ", sig.size(1));

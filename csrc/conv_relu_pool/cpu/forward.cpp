@@ -49,7 +49,9 @@ Call make_call(const Problem& p, const Tensor& x, const Tensor& weight, Outputs&
   c.pool = p.pool == Pool::kMax ? Pooling::kMax : p.pool == Pool::kAvg ? Pooling::kAvg : Pooling::kNone;
   c.count_include_pad = p.count_include_pad;
   c.slope = p.slope;
-  c.highest = highest_precision();
+  // Signatures are always of direct sums: where a sum is exactly 0, the rounding of a transform would decide
+  // a bit, and the pattern would change with the contrast.
+  c.highest = highest_precision() || p.units != Units::kNone;
   c.element = element_of(p.dtype);
   c.x = x.data_ptr(), c.weight = weight.data_ptr(), c.y = out.y.data_ptr();
   for (int i = 0; i < 4; ++i) c.x_strides[i] = p.x_strides[i], c.w_strides[i] = p.w_strides[i];
