@@ -7,6 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
+.SILENT:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := test
 
@@ -26,6 +27,7 @@ CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*
 # --- environment: each step leaves a file in .venv and is not redone while that is newer ------------------------
 
 $(VENV)/made:
+	echo "== making $(VENV)"
 	for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10; do
 	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
 	    $$python -m venv $(VENV)
@@ -38,14 +40,17 @@ $(VENV)/made:
 
 # The pinned torch, and the build's tools: with these in place no isolated build has to fetch a torch of its own.
 $(VENV)/requirements: requirements-dev.txt | $(VENV)/made
+	echo "== installing torch and the build's tools into $(VENV)"
 	$(PIP) install -q -r requirements-dev.txt
 	touch $@
 
 $(VENV)/for-demo: pyproject.toml setup.py $(VENV)/requirements
+	echo "== building and installing zbkernels"
 	$(DEMO_CUDA) $(PIP) install -q --no-build-isolation -e '.[experiments]'
 	touch $@
 
 $(VENV)/for-test: pyproject.toml setup.py $(VENV)/requirements
+	echo "== building and installing zbkernels, its tests' needs, and CUDA code where nvcc is"
 	$(TEST_CUDA) $(PIP) install -q --no-build-isolation -e '.[test]'
 	touch $@
 
@@ -65,21 +70,26 @@ build: $(VENV)/for-test
 	$(TEST_CUDA) $(BUILD)
 
 pytest-main: build
+	echo "== tests"
 	$(PY) -m pytest -q python_tests --ignore-glob='*/test_triton_*'
 
 # Triton's interpreter is switched on for a whole process and breaks compilation there: two processes.
 pytest-triton-interpret: build
+	echo "== Triton kernels, interpreted"
 	TRITON_INTERPRET=1 $(PY) -m pytest -q python_tests/test_triton_interpret*.py
 
 pytest-triton-aot: build
+	echo "== Triton kernels, compiled ahead of time"
 	env -u TRITON_INTERPRET $(PY) -m pytest -q python_tests/test_triton_aot*.py
 
 lint: $(VENV)/for-test
+	echo "== lint"
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(CXX_FILES) | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 typecheck: $(VENV)/for-test
+	echo "== types"
 	$(PY) -m mypy
 
 format: $(VENV)/for-test

@@ -358,7 +358,7 @@ def test_a_tensor_whose_memory_was_freed_is_refused() -> None:
         lambda: zb.nap_pack(x),
         lambda: zb.nap_unpack(sig, 64),
     ):
-        with pytest.raises(RuntimeError, match="its storage was freed|not allocated"):
+        with pytest.raises(RuntimeError, match=r"its storage was freed|not allocated"):
             call()
 
 

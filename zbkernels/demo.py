@@ -75,13 +75,11 @@ def _train(label: str, bias: bool, data: image_sets.Dataset, seed: int, console:
 
 def _show_sweep(sweeps: dict[str, list[dict[str, Any]]], console: Console) -> None:
     table = Table(title="Test accuracy (%) when the images are multiplied by a scalar", title_justify="left")
-    table.add_column("scalar")
-    for scalar in SCALARS:
-        table.add_column(f"{scalar:g}", justify="right")
-    for label, rows in sweeps.items():
-        table.add_row(label, *(f"{row['accuracy']:.1f}" for row in rows))
-    changed = [str(row["changed"]) for row in sweeps["without bias"]]
-    table.add_row("predictions changed, without bias", *changed, style="dim")
+    for column in ("scalar", *sweeps, "predictions changed without bias"):
+        table.add_column(column, justify="right")
+    for number, scalar in enumerate(SCALARS):
+        accuracies = (f"{rows[number]['accuracy']:.1f}" for rows in sweeps.values())
+        table.add_row(f"{scalar:g}", *accuracies, str(sweeps["without bias"][number]["changed"]))
     console.print()
     console.print(table)
 
@@ -158,8 +156,11 @@ def _show_speed(console: Console) -> None:
     table.add_row("speed against the best other", *gains)
     table.add_row("kernel", *(row["kernel"] for row in rows), style="dim")
     console.print(table)
-    for row in report["rows"]:
-        for name, reason in row["absent"].items():
-            console.print(f"  {row['name']}: {name} took no part: {reason}", style="dim", highlight=False)
+    absent = {name: reason for row in rows for name, reason in row["absent"].items()}
+    for name, reason in absent.items():
+        console.print(f"  {name} took no part: {reason}", style="dim", highlight=False)
+    if "not installed" in absent.values():
+        console.print("  pip install 'zbkernels[bench]' brings what is missing", style="dim", markup=False)
+    console.print("  On a busy machine trust the ratios only; `zb bench` measures with care.", style="dim")
     for failed in report["failed"]:
         console.print(f"  {failed['row']}: {failed['error']}", style="red", highlight=False, markup=False)
