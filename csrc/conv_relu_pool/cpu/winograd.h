@@ -222,29 +222,52 @@ struct LiveScratch {
 };
 
 ZB_INLINE void gather_bits(const float* patch, int64_t values, bool first, uint32_t* bits) {
-  if (first) std::memset(bits, 0, sizeof(uint32_t) * values);
+  if (first) {
+    std::memcpy(bits, patch, sizeof(uint32_t) * static_cast<size_t>(values));
+    return;
+  }
   for (int64_t i = 0; i < values; ++i) {
     uint32_t word;
     std::memcpy(&word, patch + i, sizeof(word));
-    bits[i] |= word << 1;  // without the sign: -0.0 is 0
+    bits[i] |= word;
   }
 }
 
-// From the bits of an image's patch, folded [rows][columns], to its part of live.
-inline void find_live(const Call& c, const Tiling& tiling, int64_t rows, int64_t columns,
-                      const LiveScratch& s, int64_t image) {
-  const int64_t n = Float::n, fold = c.fold, side = tile_side(c), width = columns * fold;
+// seen[row][column] of the unfolded patch: whether any channel is not 0 there. The sign does not count.
+template <int FOLD>
+void find_seen(const uint32_t* bits, int64_t rows, int64_t columns, uint8_t* seen) {
+  constexpr int phases = FOLD * FOLD;
   for (int64_t h = 0; h < rows; ++h) {
-    for (int64_t w = 0; w < columns; ++w) {
-      const uint32_t* lanes = s.bits + (h * columns + w) * n;
-      for (int64_t phase = 0; phase < fold * fold;
-           ++phase) {  // of a folded channel, its number modulo fold^2
-        uint32_t any = 0;
-        for (int64_t i = phase; i < n; i += fold * fold) any |= lanes[i];
-        s.seen[(h * fold + phase / fold) * width + w * fold + phase % fold] = any != 0;
+    uint8_t* to = seen + h * FOLD * columns * FOLD;
+    for (int64_t w = 0; w < columns; ++w, bits += Float::n) {
+      uint32_t any[phases] = {};
+      for (int i = 0; i < Float::n;
+           i += phases) {  // the phase of a folded channel is its number modulo phases
+        for (int phase = 0; phase < phases; ++phase) any[phase] |= bits[i + phase];
+      }
+      for (int phase = 0; phase < phases; ++phase) {
+        to[phase / FOLD * columns * FOLD + w * FOLD + phase % FOLD] = (any[phase] << 1) != 0;
       }
     }
   }
+}
+
+// From the bits of an image's patch, folded [rows][columns] from (top, left) on, to its part of live.
+inline void find_live(const Call& c, const Tiling& tiling, int64_t top, int64_t left, int64_t rows,
+                      int64_t columns, const LiveScratch& s, int64_t image) {
+  const int64_t fold = c.fold, side = tile_side(c), width = columns * fold;
+  fold == 1 ? find_seen<1>(s.bits, rows, columns, s.seen) : find_seen<2>(s.bits, rows, columns, s.seen);
+  uint8_t* tiles = s.live.tiles + image * tiling.per_image();
+  std::memset(tiles, 1, static_cast<size_t>(tiling.per_image()));
+  // The usual case: no blank pixel, and no window that lies in the padding as a whole.
+  const int64_t h0 = clamped(-top * fold, 0, rows * fold),
+                h1 = clamped(c.in[0] - top * fold, h0, rows * fold);
+  const int64_t w0 = clamped(-left * fold, 0, width), w1 = clamped(c.in[1] - left * fold, w0, width);
+  uint8_t all = c.padding[0] < c.kernel[0] && c.padding[1] < c.kernel[1];
+  for (int64_t h = h0; h < h1; ++h) {
+    for (int64_t w = w0; w < w1; ++w) all &= s.seen[h * width + w];
+  }
+  if (all) return;
   const int64_t out_rows = tiling.rows.size() * side, out_columns = tiling.columns.size() * side;
   for (int64_t h = 0; h < rows * fold; ++h) {
     const uint8_t* from = s.seen + h * width + c.shift[1];
@@ -256,8 +279,6 @@ inline void find_live(const Call& c, const Tiling& tiling, int64_t rows, int64_t
     }
   }
   uint8_t* outputs = s.live.outputs + image * out_rows * out_columns;
-  uint8_t* tiles = s.live.tiles + image * tiling.per_image();
-  std::memset(tiles, 1, static_cast<size_t>(tiling.per_image()));
   for (int64_t h = 0; h < out_rows; ++h) {
     const uint8_t* from = s.across + (h * fold + c.shift[0]) * out_columns;
     uint8_t* to = outputs + h * out_columns;
@@ -303,7 +324,7 @@ void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_
         }
       }
     }
-    find_live(c, tiling, rows, columns, live, image - t.images.begin);
+    find_live(c, tiling, top, left, rows, columns, live, image - t.images.begin);
   }
 }
 
