@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zbkernels.ops._op import FLOATING
+from zbkernels.ops._op import check_operands
 
 POOLS = ("max", "avg", "none")
 UNITS = ("relu", "output", "winner")
@@ -165,19 +165,7 @@ def check(op: str, x: Any, weight: Any, geometry: Geometry, units: str = "") -> 
         TypeError: x or weight is no tensor, or of a dtype that no kernel has.
         ValueError: shapes, devices or arguments that don't fit together.
     """
-    for name, t in (("x", x), ("weight", weight)):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{op}: expected {name} to be a tensor, got {type(t).__name__}")
-        if t.dtype not in FLOATING:
-            raise TypeError(
-                f"{op}: expected {name} of dtype float32, float64, float16 or bfloat16, got {t.dtype}"
-            )
-        if t.layout != torch.strided:
-            raise TypeError(f"{op}: expected {name} to be a dense (strided) tensor, got {t.layout}")
-    if x.dtype != weight.dtype:
-        raise TypeError(f"{op}: expected x and weight of one dtype, got {x.dtype} and {weight.dtype}")
-    if x.device != weight.device:
-        raise ValueError(f"{op}: expected x and weight on one device, got {x.device} and {weight.device}")
+    check_operands(op, x, weight)
     if x.dim() not in (3, 4):
         raise ValueError(f"{op}: expected x of shape [N, C, H, W] or [C, H, W], got {list(x.shape)}")
     if weight.dim() != 4:

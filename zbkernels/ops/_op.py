@@ -128,6 +128,28 @@ def register(
     OPS[op.name] = op
 
 
+def check_operands(op: str, x: Any, weight: Any) -> None:
+    """What every op asks of its input and weight, whatever their shapes.
+
+    Raises:
+        TypeError: x or weight is no dense tensor of a floating dtype, or their dtypes differ.
+        ValueError: they are on different devices.
+    """
+    for name, t in (("x", x), ("weight", weight)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{op}: expected {name} to be a tensor, got {type(t).__name__}")
+        if t.dtype not in FLOATING:
+            raise TypeError(
+                f"{op}: expected {name} of dtype float32, float64, float16 or bfloat16, got {t.dtype}"
+            )
+        if t.layout != torch.strided:
+            raise TypeError(f"{op}: expected {name} to be a dense (strided) tensor, got {t.layout}")
+    if x.dtype != weight.dtype:
+        raise TypeError(f"{op}: expected x and weight of one dtype, got {x.dtype} and {weight.dtype}")
+    if x.device != weight.device:
+        raise ValueError(f"{op}: expected x and weight on one device, got {x.device} and {weight.device}")
+
+
 def cast_for_autocast(device: str, args: Iterable[Any]) -> Iterator[Any]:
     """Floating tensors of ``args`` in autocast's dtype; float64 stays, as in torch's own rules."""
     dtype = torch.get_autocast_dtype(device)

@@ -14,11 +14,11 @@ import torch
 
 from zbkernels.ops import _backend
 from zbkernels.ops._op import (
-    FLOATING,
     Op,
     Sample,
     autocast_operands,
     below_autograd,
+    check_operands,
     needs_grad,
     register,
     transforms_active,
@@ -28,19 +28,7 @@ SCHEMA = "linear_relu(Tensor x, Tensor weight, float negative_slope=0.0) -> Tens
 
 
 def check(op: str, x: Any, weight: Any, negative_slope: Any) -> None:
-    for name, t in (("x", x), ("weight", weight)):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{op}: expected {name} to be a tensor, got {type(t).__name__}")
-        if t.dtype not in FLOATING:
-            raise TypeError(
-                f"{op}: expected {name} of dtype float32, float64, float16 or bfloat16, got {t.dtype}"
-            )
-        if t.layout != torch.strided:
-            raise TypeError(f"{op}: expected {name} to be a dense (strided) tensor, got {t.layout}")
-    if x.dtype != weight.dtype:
-        raise TypeError(f"{op}: expected x and weight of one dtype, got {x.dtype} and {weight.dtype}")
-    if x.device != weight.device:
-        raise ValueError(f"{op}: expected x and weight on one device, got {x.device} and {weight.device}")
+    check_operands(op, x, weight)
     if weight.dim() != 2:
         raise ValueError(f"{op}: expected weight of shape [out, in], got {list(weight.shape)}")
     if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
