@@ -165,7 +165,12 @@ def test_help_imports_nothing_heavy() -> None:
 def test_a_killed_run_goes_on_and_ends_like_an_uncut_one(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from zbkernels.cli import main; main()", "run", "table1-mnist"]
     command += ["--preset", "smoke", "--out"]
-    killed = subprocess.Popen([*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
+    # As many threads as in here: another number may sum in another order.
+    killed = subprocess.Popen(
+        [*command, str(tmp_path / "killed")],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+    )
     checkpoint = tmp_path / "killed/table1-mnist-smoke/units/with-bias-seed0/checkpoint.json"
     deadline = time.monotonic() + 120
     while not checkpoint.exists() and killed.poll() is None and time.monotonic() < deadline:

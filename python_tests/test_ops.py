@@ -241,8 +241,10 @@ def test_gradients_against_torch(name: str, dtype: torch.dtype, device: str, hig
                 r = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(device, dtype)
             results.append(torch.autograd.grad(y, (a, b), r.to(y.dtype)))
         finite = bool(x.isfinite().all()) and "overflow" not in sample.label
-        if not finite and dtype == torch.bfloat16:
-            continue  # torch's bfloat16 convolution smears an inf over its neighbours: other windows win there
+        if dtype == torch.bfloat16 and (not finite or "subnormals" in sample.label):
+            # Other windows win in torch's bfloat16 convolution: it smears an inf over its neighbours, and where
+            # the processor has AVX512-BF16 it takes subnormal numbers for zero.
+            continue
         for what, got, same, exact in zip(("x", "weight"), *results, strict=True):
             if (
                 not finite

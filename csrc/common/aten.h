@@ -37,7 +37,7 @@ inline Tensor rows_of(const Tensor& x, int64_t first, int64_t count) {
 inline void mm_out(const Tensor& out, const Tensor& a, const Tensor& b) {
   using torch::stable::detail::from;
   std::array<StableIValue, 3> stack{from(a), from(b), from(out)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "out", stack.data(), TORCH_ABI_VERSION));
+  ZB_TORCH_CALL(torch_call_dispatcher("aten::mm", "out", stack.data(), TORCH_ABI_VERSION));
   torch::stable::detail::to<Tensor>(stack[0]);  // releases the reference that the call returned
 }
 
@@ -56,7 +56,7 @@ inline std::tuple<Tensor, Tensor> convolution_backward(const Tensor& grad, const
       ints(stride),       ints(padding), ints(dilation),
       from(false),  // transposed
       from(Ints{0, 0}),   from(groups),  from(torch::headeronly::HeaderOnlyArrayRef<bool>(wanted, 3))};
-  STABLE_TORCH_ERROR_CODE_CHECK(
+  ZB_TORCH_CALL(
       torch_call_dispatcher("aten::convolution_backward", "", stack.data(), TORCH_ABI_VERSION));
   Tensor grad_x = to<Tensor>(stack[0]);
   Tensor grad_weight = to<Tensor>(stack[1]);

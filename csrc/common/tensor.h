@@ -13,6 +13,10 @@
 #include <string>
 #include <vector>
 
+// Calls a function of torch's C shim and raises where it fails. (The headers of torch 2.11 and of later
+// releases each have such a macro, but by different names.)
+#define ZB_TORCH_CALL(call) STD_TORCH_CHECK((call) == AOTI_TORCH_SUCCESS, "torch: " #call " failed")
+
 namespace zb {
 
 using torch::headeronly::MemoryFormat;
@@ -96,12 +100,12 @@ struct ToImpl<zb::Word> {
     size_t length = 0;
     const char* data = nullptr;
     zb::Word word;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    ZB_TORCH_CALL(torch_string_length(handle, &length));
+    ZB_TORCH_CALL(torch_string_c_str(handle, &data));
     // A word that does not fit, or with a zero inside, is none of ours: kept as one that no name is equal to.
     const bool ours = length < sizeof(word.text) && std::memchr(data, 0, length) == nullptr;
     std::memcpy(word.text, ours ? data : "?", ours ? length : 1);
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    ZB_TORCH_CALL(torch_delete_string(handle));
     return word;
   }
 };
