@@ -56,8 +56,7 @@ inline std::tuple<Tensor, Tensor> convolution_backward(const Tensor& grad, const
       ints(stride),       ints(padding), ints(dilation),
       from(false),  // transposed
       from(Ints{0, 0}),   from(groups),  from(torch::headeronly::HeaderOnlyArrayRef<bool>(wanted, 3))};
-  ZB_TORCH_CALL(
-      torch_call_dispatcher("aten::convolution_backward", "", stack.data(), TORCH_ABI_VERSION));
+  ZB_TORCH_CALL(torch_call_dispatcher("aten::convolution_backward", "", stack.data(), TORCH_ABI_VERSION));
   Tensor grad_x = to<Tensor>(stack[0]);
   Tensor grad_weight = to<Tensor>(stack[1]);
   to<Tensor>(stack[2]);
