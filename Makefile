@@ -1,5 +1,6 @@
 # make demo     a first look: trains on the embedded digits, measures, draws out/demo/figure.png
 # make test     everything that continuous integration runs
+# make ptxas    bench/results/ptxas.md anew: what the compiler made of each CUDA kernel
 # make lint | typecheck | format | bench | check-cuda-load | clean
 #
 # PYTHON=python3.12 picks the interpreter of .venv; else the first found that is 3.10 or newer.
@@ -21,7 +22,7 @@ TEST_CUDA := ZBKERNELS_CUDA_ARCHS="$${ZBKERNELS_CUDA_ARCHS-80-real;90a-real}"
 DEMO_CUDA := ZBKERNELS_CUDA="$${ZBKERNELS_CUDA-$$(nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1 || echo 0)}"
 CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
 
-.PHONY: demo test lint typecheck format build bench check-cuda-load clean \
+.PHONY: demo test lint typecheck format build bench ptxas check-cuda-load clean \
         pytest-main pytest-triton-interpret pytest-triton-aot
 
 # --- environment: each step leaves a file in .venv and is not redone while that is newer ------------------------
@@ -101,6 +102,10 @@ bench: $(VENV)/for-bench
 	$(BUILD) > /dev/null
 	mkdir -p out
 	$(PY) -m pytest bench --benchmark-json=out/bench.json
+
+# Registers, spills, shared memory and occupancy of each CUDA kernel; needs nvcc, but no GPU.
+ptxas: build
+	$(PY) bench/ptxas_table.py
 
 # That _C_cuda loads in a CUDA build of torch and registers its kernels: needs no GPU, but a download of 5 GB.
 CUDA_VENV ?= build/cuda-venv
