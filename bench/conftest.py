@@ -15,7 +15,7 @@ import pytest
 
 from zbkernels.benchmarking import ceilings as ceiling
 from zbkernels.benchmarking import machine
-from zbkernels.benchmarking.cases import QUICK, SUITES, Case
+from zbkernels.benchmarking.cases import QUICK, Case, suite_of
 from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.runner import Settings, environment, measure, prepare
 
@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One bench per case of the suite that the file names in ``SUITE``."""
     if "case" not in metafunc.fixturenames:
         return
-    cases = SUITES[metafunc.module.SUITE]
+    cases = suite_of(metafunc.module.SUITE, metafunc.config.getoption("--device"))
     if metafunc.config.getoption("--quick"):
         cases = [case for case in cases if (case.suite, case.name, case.mode) in QUICK]
     metafunc.parametrize("case", cases, ids=[f"{case.name}-{case.mode}" for case in cases])

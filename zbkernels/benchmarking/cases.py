@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 ITEM_SIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # bytes of one element
 
@@ -157,10 +158,20 @@ class NapCase:
 
 
 Case = ConvCase | LinearCase | NapCase
+AnyCase = TypeVar("AnyCase", ConvCase, LinearCase, NapCase)
 
 
 def _extent(size: int, case: ConvCase) -> int:
     return (size + 2 * case.padding - case.kernel) // case.stride + 1
+
+
+def _in_half(cases: Sequence[AnyCase]) -> list[AnyCase]:
+    """Each case in bfloat16 and in float16."""
+    return [
+        dataclasses.replace(case, name=f"{case.name}-{short}", dtype=dtype)
+        for case in cases
+        for short, dtype in (("bf16", "bfloat16"), ("f16", "float16"))
+    ]
 
 
 def _conv_cases() -> list[ConvCase]:
@@ -182,12 +193,7 @@ def _conv_cases() -> list[ConvCase]:
         ConvCase("nopool", 32, 64, 128, 32, 32, 3, padding=1, pool="none"),
         ConvCase("depthwise", 32, 128, 128, 32, 32, 3, padding=1, groups=128),
     ]
-    half = [
-        dataclasses.replace(case, name=f"{case.name}-{short}", dtype=dtype)
-        for case in core
-        if case.name in ("cifar1", "res9")
-        for short, dtype in (("bf16", "bfloat16"), ("f16", "float16"))
-    ]
+    half = _in_half([case for case in core if case.name in ("cifar1", "res9")])
     train = [dataclasses.replace(case, mode="train") for case in core]
     nap = [dataclasses.replace(case, mode="nap") for case in (core[0], core[1], core[3])]
     return core + more + half + train + nap
@@ -228,6 +234,28 @@ SUITES: dict[str, list[Case]] = {
     "nap": [*_nap_cases()],
 }
 
+
+def _cuda_cases() -> dict[str, list[Case]]:
+    """Rows of a card only: batches large enough to fill it, and the dtypes of its tensor cores."""
+    forward = {case.name: case for case in _conv_cases() if case.mode == "forward"}
+    filling = [
+        dataclasses.replace(forward[name], name=f"{name}-b512", n=512) for name in ("cifar2", "res9", "vgg5")
+    ]
+    core = [forward[name] for name in ("mnist1", "fashion2", "cifar2", "vgg5", "stem")]
+    half = _in_half([*core, *filling])
+    train = [dataclasses.replace(case, mode="train") for case in (*filling[:2], *_in_half(filling[:2]))]
+    nap = [dataclasses.replace(case, mode="nap") for case in _in_half([forward["cifar2"]])]
+    wide = LinearCase("wide", 4096, 1024, 1024)
+    return {
+        "conv": [*filling, *half, *train, *nap],
+        "linear": [
+            dataclasses.replace(wide, name="wide-f16", dtype="float16"),
+            *(dataclasses.replace(case, mode="train") for case in _in_half([wide])),
+        ],
+        "nap": [NapCase("pack-f16", 4096, 16384, "float16")],
+    }
+
+
 # One shape of each kind: what a first look, or a machine lent for minutes, can afford.
 QUICK = {
     ("conv", "mnist1", "forward"),
@@ -241,6 +269,11 @@ QUICK = {
 }
 
 
+def suite_of(suite: str, device: str) -> list[Case]:
+    """All cases of a suite on a device."""
+    return SUITES[suite] + (_cuda_cases()[suite] if device.startswith("cuda") else [])
+
+
 def select(
     suites: Iterable[str] = ("conv", "linear", "nap"),
     *,
@@ -248,8 +281,9 @@ def select(
     modes: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     quick: bool = False,
+    device: str = "cpu",
 ) -> list[Case]:
-    """The cases asked for, in the suites' own order.
+    """The cases asked for, in the suites' own order; a card has rows of its own besides.
 
     ``shapes``, ``modes`` and ``dtypes`` keep the rows whose name, mode or dtype they hold; empty keeps all.
 
@@ -261,7 +295,7 @@ def select(
     unknown = [suite for suite in suites if suite not in SUITES]
     if unknown:
         raise ValueError(f"bench: unknown suite {', '.join(unknown)}; there are {', '.join(SUITES)}")
-    cases = [case for suite in suites for case in SUITES[suite]]
+    cases = [case for suite in suites for case in suite_of(suite, device)]
     for what, wanted, key in (("shape", shapes, "name"), ("mode", modes, "mode"), ("dtype", dtypes, "dtype")):
         known = list(dict.fromkeys(getattr(case, key) for case in cases))
         missing = [value for value in wanted if value not in known]

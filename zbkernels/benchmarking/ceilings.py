@@ -1,4 +1,7 @@
-"""What this machine can do, measured in the same run: the FMA peak and the read bandwidth.
+"""What this machine can do, measured in the same run: the peaks of its products and the bandwidth.
+
+On a card the float32 product runs on the ordinary units (TF32 is off), those of float16 and bfloat16 on the
+tensor cores; ``tf32`` is the float32 product with TF32 allowed, for comparison: no row is held to it.
 
 A row's *floor* is the larger of (operations / FMA peak) and (least bytes / bandwidth); its ``of_ceiling`` is
 floor / time. A data sheet's figures are not used: a shared or throttled machine does not reach them.
@@ -6,20 +9,22 @@ floor / time. A data sheet's figures are not used: a shared or throttled machine
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from zbkernels.benchmarking.timing import CudaClock, wall_clock
 
 
 @dataclasses.dataclass
 class Ceilings:
-    """Peak operations per second by dtype, and bytes per second read (on CUDA: moved by a copy or a read)."""
+    """Peak operations per second by dtype, and the best bytes per second of those in ``bandwidth``."""
 
     flops: dict[str, float]
     bytes_per_second: float
     how: dict[str, str]
+    bandwidth: dict[str, float] = dataclasses.field(default_factory=dict)  # of sum, amax and copy
 
     def floor(self, flops: int, least_bytes: int, dtype: str) -> tuple[float, str]:
         """Seconds no plain implementation goes under, and which ceiling sets them (``fma`` or ``bytes``).
@@ -38,6 +43,8 @@ class Ceilings:
                 self.flops[dtype], self.how[f"fma {dtype}"] = value, other.how[f"fma {dtype}"]
         if other.bytes_per_second > self.bytes_per_second:
             self.bytes_per_second, self.how["bytes"] = other.bytes_per_second, other.how["bytes"]
+        for name, rate in other.bandwidth.items():
+            self.bandwidth[name] = max(rate, self.bandwidth.get(name, 0.0))
 
 
 def measure(dtypes: Iterable[str], device: str = "cpu", *, seconds: float = 2.0) -> Ceilings:
@@ -45,22 +52,24 @@ def measure(dtypes: Iterable[str], device: str = "cpu", *, seconds: float = 2.0)
 
     FMA peak: the best of two square ``torch.mm`` (float32 without TF32 on CUDA). Bandwidth: the best of
     ``sum``, ``amax`` and a copy (bytes read plus written) over a buffer far larger than the caches.
-    ``seconds`` is roughly what each figure may cost.
+    ``seconds`` is roughly what each figure may cost. A card's figures are always those of all its dtypes.
     """
     import torch
 
     cuda = device.startswith("cuda")
     clock = CudaClock() if cuda else None
     flops, how = {}, {}
-    for dtype in dict.fromkeys(["float32", *dtypes]):
+    for dtype in dict.fromkeys(["float32", *(("float16", "bfloat16", "tf32") if cuda else ()), *dtypes]):
         best = 0.0
         sizes = (4096, 8192) if cuda else (1024, 2048)
         for size in sizes:
-            a = torch.randn(size, size, device=device).to(getattr(torch, dtype))
-            b = torch.randn(size, size, device=device).to(getattr(torch, dtype))
+            kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+            a = torch.randn(size, size, device=device).to(kind)
+            b = torch.randn(size, size, device=device).to(kind)
             out = torch.empty_like(a)
             product = functools.partial(torch.mm, a, b, out=out)
-            rate = _best_rate(product, 2 * size**3, clock, seconds / 2)
+            with _tf32(dtype == "tf32"):
+                rate = _best_rate(product, 2 * size**3, clock, seconds / 2)
             if rate > best:
                 best, how[f"fma {dtype}"] = rate, f"torch.mm of {size}x{size}"
             if rate < 2e10 and not cuda:
@@ -76,7 +85,21 @@ def measure(dtypes: Iterable[str], device: str = "cpu", *, seconds: float = 2.0)
     }
     name = max(rates, key=rates.__getitem__)
     how["bytes"] = f"torch {name} of {nbytes >> 20} MiB"
-    return Ceilings(flops, rates[name], how)
+    return Ceilings(flops, rates[name], how, rates)
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """float32 products of the block with or without TF32."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
 
 
 def _best_rate(

@@ -56,7 +56,7 @@ def bench(
             f"bench: device {device} asked for, but torch {torch.__version__} sees no CUDA device"
         )
     suites = list(SUITES) if suite == "all" else [suite]
-    cases = select(suites, shapes=shapes, modes=modes, dtypes=dtypes, quick=quick)
+    cases = select(suites, shapes=shapes, modes=modes, dtypes=dtypes, quick=quick, device=device)
     settings = Settings.of(quick=quick, device=device, threads=threads, rounds=rounds)
 
     def keep(report: dict[str, Any]) -> None:

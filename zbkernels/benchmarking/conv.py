@@ -14,6 +14,7 @@ from zbkernels.benchmarking.cases import ConvCase
 from zbkernels.benchmarking.check import Wrong, relative_error
 from zbkernels.benchmarking.contestants import Contestant
 from zbkernels.benchmarking.nap import torch_pack, torch_unpack
+from zbkernels.ops._backend import note_kernel
 
 
 class ConvProblem:
@@ -27,15 +28,20 @@ class ConvProblem:
 
     def __init__(self, case: ConvCase, device: str, threads: int) -> None:
         self.case, self.device, self.threads = case, device, threads
-        seed = torch.Generator().manual_seed(0)
+        seed = torch.Generator(device).manual_seed(0)  # there: a card draws a large batch at once
         fan_in = case.c // case.groups * case.kernel**2
         dtype = getattr(torch, case.dtype)
-        x = torch.randn(case.n, case.c, case.h, case.w, generator=seed)
-        weight = torch.randn(case.k, case.c // case.groups, case.kernel, case.kernel, generator=seed)
-        self.x = x.to(device, dtype)
-        self.weight = (weight * (2 / fan_in) ** 0.5).to(device, dtype)
-        self.grad = torch.randn(case.n, case.k, *case.out_size, generator=seed).to(device, dtype)
-        self._reference()
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=seed, device=device)
+
+        self.x = draw(case.n, case.c, case.h, case.w).to(dtype)
+        weight = draw(case.k, case.c // case.groups, case.kernel, case.kernel)
+        self.weight = (weight * (2 / fan_in) ** 0.5).to(dtype)
+        self.grad = draw(case.n, case.k, *case.out_size).to(dtype)
+        # Autotuning serves the contestants; for one float64 convolution it would cost more than it saves.
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+            self._reference()
 
     # ---- reference, in float64 -------------------------------------------------------------------------
 
@@ -141,7 +147,7 @@ class ConvProblem:
             function = engines.compiled(forward, self.device) if compile_it else forward
             function = engines.per_call(function, self.device)
             if case.mode == "train":
-                return training_step(function, x, weight, grad, case.needs_x)
+                return TrainingStep(function, x, weight, grad, case.needs_x)
 
             def call() -> Any:
                 with torch.inference_mode():
@@ -238,16 +244,33 @@ def ours_two_ops(case: ConvCase, x: torch.Tensor, weight: torch.Tensor) -> Any:
     return F.max_pool2d(value, case.pool_kernel, case.pool_stride, case.pool_padding), zb.nap_pack(value)
 
 
-def training_step(
-    function: Callable, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs_x: bool
-) -> Callable[[], tuple[torch.Tensor, ...]]:
+class TrainingStep:
     """Forward and backward of one block: ``() -> (y, grad_weight[, grad_x])``."""
-    x = x.detach().requires_grad_(needs_x)
-    weight = weight.detach().requires_grad_()
-    wanted = (weight, x) if needs_x else (weight,)
 
-    def step() -> tuple[torch.Tensor, ...]:
-        y = function(x, weight)
-        return (y.detach(), *torch.autograd.grad(y, wanted, grad))
+    def __init__(
+        self, function: Callable, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs_x: bool
+    ) -> None:
+        self.function, self.grad = function, grad
+        self.x = x.detach().requires_grad_(needs_x)
+        self.weight = weight.detach().requires_grad_()
+        self.wanted = (self.weight, self.x) if needs_x else (self.weight,)
 
-    return step
+    def __call__(self) -> tuple[torch.Tensor, ...]:
+        y = self.function(self.x, self.weight)
+        return (y.detach(), *torch.autograd.grad(y, self.wanted, self.grad))
+
+    def kernels(self) -> list[str]:
+        """What ran forward and what ran backward, in a step that is not timed.
+
+        Kernels are remembered by thread, and a card's backward runs in a thread of autograd's own: hooks look
+        there, before the block's backward (to forget an older one's kernel) and after it.
+        """
+        y = self.function(self.x, self.weight)
+        ran = [zb.last_kernel()]
+        y.register_hook(lambda _: note_kernel("torch"))
+        hook = self.weight.register_hook(lambda _: ran.append(zb.last_kernel()))
+        try:
+            torch.autograd.grad(y, self.wanted, self.grad)
+        finally:
+            hook.remove()
+        return ran

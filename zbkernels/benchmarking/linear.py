@@ -13,7 +13,7 @@ from zbkernels.benchmarking import contestants as engines
 from zbkernels.benchmarking.cases import LinearCase
 from zbkernels.benchmarking.check import Wrong, relative_error
 from zbkernels.benchmarking.contestants import Contestant
-from zbkernels.benchmarking.conv import training_step
+from zbkernels.benchmarking.conv import TrainingStep
 from zbkernels.benchmarking.nap import torch_pack, torch_unpack
 
 
@@ -24,17 +24,19 @@ class LinearProblem:
 
     def __init__(self, case: LinearCase, device: str, threads: int) -> None:
         self.case, self.device, self.threads = case, device, threads
-        seed = torch.Generator().manual_seed(0)
+        seed = torch.Generator(device).manual_seed(0)
         dtype = getattr(torch, case.dtype)
-        self.x = torch.randn(case.n, case.fan_in, generator=seed).to(device, dtype)
-        weight = torch.randn(case.fan_out, case.fan_in, generator=seed) * (2 / case.fan_in) ** 0.5
-        self.weight = weight.to(device, dtype)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=seed, device=device)
+
+        self.x = draw(case.n, case.fan_in).to(dtype)
+        self.weight = (draw(case.fan_out, case.fan_in) * (2 / case.fan_in) ** 0.5).to(dtype)
         pre = self.x.double() @ self.weight.double().T  # [n, fan_out]
         self.margin = 16 * torch.finfo(dtype).eps * float(pre.abs().amax())
         self.pre = pre
         # A unit so close to 0 that rounding decides its sign passes no gradient, for anyone.
-        grad = torch.randn(case.n, case.fan_out, generator=seed).to(device, dtype)
-        self.grad = grad * (pre.abs() > self.margin)
+        self.grad = draw(case.n, case.fan_out).to(dtype) * (pre.abs() > self.margin)
         self.expected = [F.relu(pre)]
         if case.mode == "train":
             grad_pre = self.grad.double() * (pre > 0)
@@ -73,7 +75,7 @@ class LinearProblem:
     def _call(self, function: Callable) -> Callable[[], Any]:
         function = engines.per_call(function, self.device)
         if self.case.mode == "train":
-            return training_step(function, self.x, self.weight, self.grad, self.case.needs_x)
+            return TrainingStep(function, self.x, self.weight, self.grad, self.case.needs_x)
 
         def call() -> Any:
             with torch.inference_mode():

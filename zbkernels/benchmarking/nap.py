@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 import zbkernels as zb
@@ -37,14 +36,14 @@ class NapProblem:
 
     def __init__(self, case: NapCase, device: str, threads: int) -> None:
         self.case, self.device, self.threads = case, device, threads
-        seed = torch.Generator().manual_seed(0)
-        values = torch.randn(case.n, case.f, generator=seed)
+        seed = torch.Generator(device).manual_seed(0)
+        values = torch.randn(case.n, case.f, generator=seed, device=device)
         if case.mode == "pack":
-            self.x = values.to(device, getattr(torch, case.dtype))
-            self.expected = numpy_pack(self.x)
+            self.x = values.to(getattr(torch, case.dtype))
+            self.expected = reference_pack(self.x)
         else:
-            self.expected = (values > 0).to(device)
-            self.x = numpy_pack(self.expected)
+            self.expected = values > 0
+            self.x = reference_pack(self.expected)
 
     def error(self, outputs: Sequence[torch.Tensor]) -> float:
         """0, or:
@@ -95,7 +94,11 @@ class NapProblem:
 
         return Contestant(f"ours ({backend})", lambda: self._call(on_backend), ours=True)
 
-    def _numpy(self) -> Callable[[], np.ndarray]:
+    def _numpy(self) -> Callable[[], Any]:
+        try:
+            import numpy as np
+        except ImportError:
+            raise engines.Absent("not installed") from None
         engines.numpy_dtype(self.case.dtype)
         array = self.x.numpy()
         if self.case.mode == "pack":
@@ -106,12 +109,18 @@ class NapProblem:
     def _from_numpy(self, array: Any) -> torch.Tensor:
         if self.case.mode == "unpack":
             return torch.from_numpy(array)
+        import numpy as np
+
         missing = self.expected.shape[1] * 8 - array.shape[1]  # packbits ends at a byte, words at eight
         return torch.from_numpy(np.pad(array, ((0, 0), (0, missing))).view(np.int64))
 
 
-def numpy_pack(x: torch.Tensor) -> torch.Tensor:
-    """The reference: :func:`torch_pack`'s result by NumPy's ``packbits``, so that it stands on its own."""
+def reference_pack(x: torch.Tensor) -> torch.Tensor:
+    """:func:`torch_pack`'s result by NumPy's ``packbits``, so that it stands on its own where NumPy is there."""
+    try:
+        import numpy as np
+    except ImportError:
+        return torch_pack(x.cpu()).to(x.device)
     octets = np.packbits((x > 0).cpu().numpy(), axis=1, bitorder="little")
     missing = -octets.shape[1] % 8
     return torch.from_numpy(np.pad(octets, ((0, 0), (0, missing))).view(np.int64)).to(x.device)

@@ -21,7 +21,8 @@ class Settings:
     """How a run is timed.
 
     ``threads`` 0 keeps torch's own count. ``rounds`` samples of each contestant, ``pause`` seconds before
-    each sample (see ``timing.py``), ``min_sample`` seconds at least in one sample.
+    each sample (see ``timing.py``), ``min_sample`` seconds at least in one sample. Contestants named in
+    ``without`` sit out.
     """
 
     device: str = "cpu"
@@ -30,6 +31,7 @@ class Settings:
     pause: float = 0.2
     min_sample: float = 0.02
     ceiling_seconds: float = 1.5
+    without: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, *, quick: bool = False, device: str = "cpu", threads: int = 0, rounds: int = 0) -> Settings:
@@ -52,7 +54,7 @@ class Prepared:
     absent: dict[str, str]
     errors: dict[str, float]
     tolerance: float
-    kernel: str
+    kernels: dict[str, list[str]]  # of each of ours: what ran; in a training step forward, then backward
 
 
 def problem_of(case: Case, device: str, threads: int) -> Any:
@@ -79,12 +81,22 @@ def prepare(case: Case, settings: Settings) -> Prepared:
     """
     import torch
 
-    problem = problem_of(case, settings.device, settings.threads or torch.get_num_threads())
-    prepared = Prepared(case, problem, {}, [], {}, {}, 0.0, "")
+    return prepare_problem(
+        problem_of(case, settings.device, settings.threads or torch.get_num_threads()), settings.without
+    )
+
+
+def prepare_problem(problem: Any, without: Sequence[str] = ()) -> Prepared:
+    """:func:`prepare` of a problem that is made already."""
+    case = problem.case
+    prepared = Prepared(case, problem, {}, [], {}, {}, 0.0, {})
     documented = problem.documented_error.get(case.dtype, 0.0)
     # Eager torch first: its own error is the yardstick of the others.
     contestants = sorted(problem.contestants(), key=lambda contestant: contestant.name != "eager")
     for contestant in contestants:
+        if contestant.name in without:
+            prepared.absent[contestant.name] = "left out"
+            continue
         try:
             call = contestant.build()
             error = problem.error(contestant.outputs(call()))
@@ -110,17 +122,21 @@ def prepare(case: Case, settings: Settings) -> Prepared:
         prepared.calls[contestant.name] = call
         if contestant.ours:
             prepared.ours.append(contestant.name)
-        if contestant.name == "ours":
-            prepared.kernel = _last_kernel()
+            prepared.kernels[contestant.name] = _kernels(call)
     order = [contestant.name for contestant in problem.contestants() if contestant.name in prepared.calls]
     prepared.calls = {name: prepared.calls[name] for name in order}
     return prepared
 
 
-def _last_kernel() -> str:
+def _kernels(call: Callable[[], Any]) -> list[str]:
+    """Which kernels of this package a call runs."""
     import zbkernels
+    from zbkernels.benchmarking.conv import TrainingStep
 
-    return str(zbkernels.last_kernel())
+    if isinstance(call, TrainingStep):
+        return call.kernels()
+    call()
+    return [zbkernels.last_kernel()]
 
 
 def measure(prepared: Prepared, settings: Settings, ceilings: Ceilings) -> dict[str, Any]:
@@ -148,7 +164,8 @@ def measure(prepared: Prepared, settings: Settings, ceilings: Ceilings) -> dict[
         "dtype": case.dtype,
         "device": settings.device,
         "threads": settings.threads or torch.get_num_threads(),
-        "kernel": prepared.kernel,
+        "kernel": " / ".join(prepared.kernels["ours"]),
+        "kernels": prepared.kernels,
         "times": {name: value.as_dict() for name, value in times.items()},
         "absent": prepared.absent,
         "errors": prepared.errors,
@@ -174,7 +191,7 @@ def run(
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """All rows; the ceilings are measured before each, and the best figures hold for the whole report.
+    """All rows; the ceilings are measured before each (on a card: once), and the best hold for all rows.
 
     Args:
         on_row: called with the report so far after each row (for saving it at once).
@@ -196,7 +213,8 @@ def run(
         for index, case in enumerate(cases):
             title = f"{case.suite} {case.name} {case.mode} {case.dtype}"
             start = time.perf_counter()
-            if index:  # many short looks: a ceiling measured in one busy minute would be too low
+            # Many short looks: a ceiling measured in one busy minute would be too low. A card is ours alone.
+            if index and not settings.device.startswith("cuda"):
                 seconds = settings.ceiling_seconds / 3
                 wanted = [case.dtype] if case.flops else []
                 limits.merge(ceiling.measure(wanted, settings.device, seconds=seconds))
