@@ -3,6 +3,7 @@
 Environment:
   ZBKERNELS_CUDA        1 builds the CUDA part or fails, 0 leaves it out; unset builds it where nvcc is found.
   ZBKERNELS_CUDA_ARCHS  CUDA architectures in CMake's notation, for example "80-real;90a-real".
+  ZBKERNELS_EMULATION   1 compiles the CUDA kernels for the host too, which tests run (needs nvcc's headers).
   MAX_JOBS              how many files to compile at once (default: the number of cores).
   CXX, CUDACXX, CUDA_HOME  which compilers to use.
 
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 11)
 WHEEL_ARCHS = ("80-real", "86-real", "89-real", "90a-real", "100-real", "120")
 DEFAULT_ARCH = "90a-real"
+EMULATED = ("_C_emulated", "_C_emulated_asan", "_C_emulated_tsan")  # only ever in a source tree
 
 
 def say(text: str) -> None:
@@ -131,6 +133,16 @@ def cuda_options(for_wheel: bool) -> dict[str, str]:
     }
 
 
+def emulation_options() -> dict[str, str]:
+    nvcc = find_nvcc()
+    if os.environ.get("ZBKERNELS_EMULATION", "0") != "1":
+        return {"ZB_EMULATION": "OFF"}
+    if nvcc is None:
+        say("emulation of the CUDA kernels skipped: nvcc was not found, and with it CUDA's headers")
+        return {"ZB_EMULATION": "OFF"}
+    return {"ZB_EMULATION": "ON", "ZB_NVCC": os.path.realpath(nvcc)}
+
+
 def cached(build_dir: Path, name: str) -> str | None:
     """A variable of an earlier configuration of this build folder."""
     cache = build_dir / "CMakeCache.txt"
@@ -169,6 +181,7 @@ def cmake_build(for_wheel: bool) -> list[Path]:
         "ZB_PYBIND11_INCLUDE": pybind11.get_include(),
         "ZB_EXT_SUFFIX": sysconfig.get_config_var("EXT_SUFFIX"),
         **cuda_options(for_wheel),
+        **({"ZB_EMULATION": "OFF"} if for_wheel else emulation_options()),
     }
     compiler = cached(build_dir, "CMAKE_CUDA_COMPILER")
     if compiler and compiler != options.get("CMAKE_CUDA_COMPILER", compiler):
@@ -181,7 +194,9 @@ def cmake_build(for_wheel: bool) -> list[Path]:
     ninja_targets = output_of(ninja, "-C", str(build_dir), "-t", "targets", "all")
     has_cuda = "_C_cuda.so" in ninja_targets
     names = ["_C_cpu.so", *(["_C_cuda.so"] if has_cuda else []), "_host" + options["ZB_EXT_SUFFIX"]]
-    return [build_dir / name for name in names]
+    emulated = build_dir / "cuda_emulation"
+    built = [emulated / f"{name}.so" for name in EMULATED if options["ZB_EMULATION"] == "ON"]
+    return [build_dir / name for name in names] + built
 
 
 def install_file(source: Path, target: Path) -> None:

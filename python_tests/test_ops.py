@@ -345,6 +345,7 @@ def test_training_keeps_one_byte_a_pooled_output(device: str) -> None:
 
 # --- the dispatcher's rules -------------------------------------------------------------------------------------
 
+TORCH = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2])
 FULL_CHECK = (
     "plain",
     "channels_last",
@@ -370,7 +371,10 @@ def test_opcheck(op: Op, device: str) -> None:
         tests = ["test_schema", "test_faketensor"]
         label = sample.label.removesuffix(", units='relu'").removesuffix(", units=''")
         if label in FULL_CHECK or number < 2:
-            tests += ["test_autograd_registration", "test_aot_dispatch_dynamic"]
+            tests += ["test_autograd_registration"]
+            # The gradient of torch's own convolution_backward can't be traced with symbolic sizes before 2.13.
+            if op.name != "_conv_relu_pool2d_backward" or TORCH >= (2, 13):
+                tests += ["test_aot_dispatch_dynamic"]
         with_nan = any(
             isinstance(a, torch.Tensor) and a.is_floating_point() and a.isnan().any() for a in args
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib.machinery
 import importlib.util
 import json
@@ -79,8 +80,8 @@ def handle(name: str) -> ctypes.CDLL | None:
 def last_kernels() -> list[tuple[int, str]]:
     """For each loaded library of kernels, what it ran last in this thread: (time in monotonic ns, name)."""
     found = []
-    for device in ("cpu", "cuda"):
-        library = _handles.get(f"_C_{device}")
+    for name, device in (("_C_cpu", "cpu"), ("_C_cuda", "cuda"), ("_C_emulated", "cuda-emulated")):
+        library = _handles.get(name)
         if library is not None:
             name = _text(library, "zb_last_kernel")
             clock = library.zb_last_kernel_time
@@ -88,6 +89,34 @@ def last_kernels() -> list[tuple[int, str]]:
             if name:
                 found.append((clock(), f"{device}: {name}"))
     return found
+
+
+def emulated_path() -> Path:
+    """Where the CUDA kernels compiled for the host are, if they were built (``ZBKERNELS_EMULATION=1``, tests only).
+
+    The environment's ``ZBKERNELS_SANITIZER`` ("asan" or "tsan") picks an instrumented build.
+    """
+    kind = os.environ.get("ZBKERNELS_SANITIZER", "")
+    return _PACKAGE / f"_C_emulated{'_' + kind if kind else ''}.so"
+
+
+def load_emulated() -> LibraryState:
+    """Loads that library, once, when it is first asked for."""
+    if "_C_emulated" not in _states:
+        path = emulated_path()
+        state = LibraryState(
+            "_C_emulated", str(path), False, "it was not built: ZBKERNELS_EMULATION=1 builds it"
+        )
+        if path.exists():
+            try:
+                library = ctypes.CDLL(str(path))
+                trouble = _text(library, "zb_registration_error")
+                _handles["_C_emulated"] = library
+                state = dataclasses.replace(state, loaded=not trouble, reason=trouble)
+            except OSError as error:
+                state = dataclasses.replace(state, reason=str(error))
+        _states["_C_emulated"] = state
+    return _states["_C_emulated"]
 
 
 def set_highest_precision(on: bool) -> None:

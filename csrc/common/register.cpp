@@ -7,6 +7,15 @@
 namespace zb {
 namespace {
 
+// The emulation's kernels are CUDA's on CPU tensors. They have a namespace of their own beside the real ops'.
+#ifdef ZB_CUDA_EMULATION
+constexpr const char* kNamespace = "zb_emulated";
+const char* key_of(const char*) { return "CPU"; }
+#else
+constexpr const char* kNamespace = "zb";
+const char* key_of(const char* key) { return key; }
+#endif
+
 std::string& failure() {
   static std::string text;
   return text;
@@ -22,8 +31,8 @@ void note(const std::string& what) {
 bool define_schemas() {
   static const bool defined = [] {
     TorchLibraryHandle library = nullptr;  // never deleted: the ops live as long as the process
-    if (aoti_torch_library_init_fragment("zb", __FILE__, __LINE__, &library) != AOTI_TORCH_SUCCESS) {
-      note("the namespace zb could not be opened");
+    if (aoti_torch_library_init_fragment(kNamespace, __FILE__, __LINE__, &library) != AOTI_TORCH_SUCCESS) {
+      note("the namespace of the ops could not be opened");
       return false;
     }
     for (const char* schema : kSchemas) {
@@ -43,7 +52,7 @@ bool define_schemas() { return true; }
 Registration::Registration(const char* key, std::initializer_list<Kernel> kernels) {
   if (!define_schemas()) return;
   TorchLibraryHandle library = nullptr;
-  if (aoti_torch_library_init_impl("zb", key, __FILE__, __LINE__, &library) != AOTI_TORCH_SUCCESS) {
+  if (aoti_torch_library_init_impl(kNamespace, key_of(key), __FILE__, __LINE__, &library) != AOTI_TORCH_SUCCESS) {
     note(std::string("the key ") + key + " could not be opened");
     return;
   }

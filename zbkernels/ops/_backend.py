@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from zbkernels import _loader
-from zbkernels.ops._op import OPS, Kernel, Op
+from zbkernels.ops._op import OPS, Kernel, Op, below_autograd
 
 BACKENDS = ("auto", "reference", "cpu", "cuda", "triton")
+EMULATED = "cuda-emulated"  # for tests: the CUDA kernels on CPU tensors
 
 _wanted = "auto"
 _last = threading.local()
@@ -25,7 +26,7 @@ class use_backend:
 
     ``zb.use_backend("triton")`` holds for the process until the next call; ``with zb.use_backend("triton"):``
     holds for the block. A call that the backend can't run raises with the reason, so a forced backend never
-    falls back in silence.
+    falls back in silence. (Tests also have ``"cuda-emulated"``: the CUDA kernels, compiled for the host.)
 
     Raises:
         ValueError: the name is none of ``auto``, ``reference``, ``cpu``, ``cuda``, ``triton``.
@@ -33,7 +34,7 @@ class use_backend:
 
     def __init__(self, name: str) -> None:
         global _wanted
-        if name not in BACKENDS:
+        if name not in (*BACKENDS, EMULATED):
             raise ValueError(f"use_backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
         self._before = _wanted
         _wanted = name
@@ -101,6 +102,8 @@ def explain(op: str | Any, *args: Any, **kwargs: Any) -> Explanation:
         args, kwargs = record.normalise(*args, **kwargs)
     verdicts: dict[str, str] = {}
     for kernel in record.kernels:
+        if kernel.name == EMULATED and _wanted != EMULATED:
+            continue  # asking would load it
         reason = kernel.can_run(*args, **kwargs)
         if reason is None and _wanted not in ("auto", kernel.name):
             reason = f"use_backend({_wanted!r}) is in force"
@@ -163,6 +166,30 @@ def library_kernel(device: str) -> Kernel:
         return None if state.loaded else f"{library} is not loaded: {state.reason}"
 
     return Kernel(device, can_run, registered=True)
+
+
+def emulated_kernels(run: Any) -> tuple[Kernel, ...]:
+    """The CUDA kernels compiled for the host, where a source tree holds them; users never see this backend."""
+    if not _loader.emulated_path().exists():
+        return ()
+
+    def can_run(x: Any, *args: Any, **kwargs: Any) -> str | None:
+        if x.device.type != "cpu":
+            return f"the tensors are on {x.device}"
+        state = _loader.load_emulated()
+        return None if state.loaded else f"_C_emulated is not loaded: {state.reason}"
+
+    return (Kernel(EMULATED, can_run, run),)
+
+
+def emulated_function(name: str) -> Any:
+    """The op ``name`` of the emulated library."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with below_autograd():
+            return getattr(torch.ops.zb_emulated, name)(*args, **kwargs)
+
+    return call
 
 
 def triton_kernel(module: str, run: Any) -> Kernel:

@@ -13,10 +13,16 @@ from typing import Any
 
 import torch
 
+_AUTOCAST_DEVICES = ("cpu", "cuda")
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-# Kept for the life of the process: a Library object takes its registrations back when it dies.
+# A Library takes its registrations back when it dies, so it is kept for the life of the process, with torch: where
+# the package was dropped from sys.modules and is imported again, what the first one registered must go before.
+_previous = vars(torch.ops.zb).get("_python_library")
+if _previous is not None:
+    _previous._destroy()
 _library = torch.library.Library("zb", "FRAGMENT")
+torch.ops.zb._python_library = _library
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +126,7 @@ def register(
     if autograd is not None:
         _library.impl(op.name, autograd, "Autograd")
     if autocast:
-        for device in ("cpu", "cuda"):
+        for device in _AUTOCAST_DEVICES:
             _library.impl(op.name, _autocast_rule(op.overload, device), f"Autocast{device.upper()}")
     has_cuda = torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CUDA")
     if cuda_fallback is not None and not has_cuda:
@@ -162,9 +168,7 @@ def autocast_operands(x: Any, weight: Any) -> tuple[Any, Any]:
     """The two operands as autocast would hand them to the op; unchanged outside autocast."""
     if isinstance(x, torch.Tensor):
         kind = x.device.type
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(
-            kind
-        ):  # meta knows no autocast
+        if kind in _AUTOCAST_DEVICES and torch.is_autocast_enabled(kind):
             x, weight = cast_for_autocast(kind, (x, weight))
     return x, weight
 

@@ -342,6 +342,12 @@ KERNELS = (
     _backend.library_kernel("cpu"),
     _backend.library_kernel("cuda"),
     _backend.triton_kernel("conv_relu_pool", Passes(triton_forward, triton_backward)),
+    *_backend.emulated_kernels(
+        Passes(
+            _backend.emulated_function("_conv_relu_pool2d_forward"),
+            _backend.emulated_function("_conv_relu_pool2d_backward"),
+        )
+    ),
     _backend.reference_kernel(Passes(_forward_op, _backward_op)),
 )
 

@@ -195,10 +195,20 @@ def _triton_forward(
     return _backend.triton_function("linear_relu", "forward")(x, weight, slope, need_sig=need_sig)
 
 
+def _emulated_forward(
+    x: torch.Tensor, weight: torch.Tensor, slope: float, need_sig: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if need_sig:
+        return _backend.emulated_function("linear_relu_nap")(x, weight, slope)
+    y = _backend.emulated_function("linear_relu")(x, weight, slope)
+    return y, x.new_empty(0, dtype=torch.int64)
+
+
 KERNELS = (
     _backend.library_kernel("cpu"),
     _backend.library_kernel("cuda"),
     _backend.triton_kernel("linear_relu", _triton_forward),
+    *_backend.emulated_kernels(_emulated_forward),
     _backend.reference_kernel(_reference_forward),
 )
 

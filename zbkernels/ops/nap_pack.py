@@ -118,6 +118,7 @@ OP = Op(
         _backend.library_kernel("cpu"),
         _backend.library_kernel("cuda"),
         _backend.triton_kernel("nap_pack", _backend.triton_function("nap_pack", "forward")),
+        *_backend.emulated_kernels(_backend.emulated_function("nap_pack")),
         _backend.reference_kernel(reference),
     ),
 )

@@ -96,6 +96,7 @@ OP = Op(
         _backend.library_kernel("cpu"),
         _backend.library_kernel("cuda"),
         _backend.triton_kernel("nap_unpack", _backend.triton_function("nap_unpack", "forward")),
+        *_backend.emulated_kernels(_backend.emulated_function("nap_unpack")),
         _backend.reference_kernel(reference),
     ),
 )

@@ -1,5 +1,6 @@
 #include "common/cuda/launch.h"
 
+#include <cstdlib>
 #include <string>
 
 extern "C" const char zb_build_info[];
@@ -32,25 +33,26 @@ std::string capability() {
 
 }  // namespace
 
-void check(const char* op, const char* action, cudaError_t code) {
-  if (code == cudaSuccess) return;
+void Place::fail(const char* action, cudaError_t code) const {
   cudaGetLastError();
   if (lacks_image(code)) {
-    STD_TORCH_CHECK(false, op, ": no kernel for this GPU: it has ", capability(),
+    STD_TORCH_CHECK(false, what(), ": no kernel for this GPU: it has ", capability(),
                     ", and zbkernels was built for the architectures ", built_for(),
                     "; build it again with ZBKERNELS_CUDA_ARCHS naming this GPU (CUDA said: ",
                     cudaGetErrorString(code), ")");
   }
-  STD_TORCH_CHECK(false, op, ": ", action, " failed: ", cudaGetErrorString(code));
+  STD_TORCH_CHECK(false, what(), ": ", action, " failed: ", cudaGetErrorString(code));
+  std::abort();  // not reached
 }
 
-Place::Place(const char* op, const Tensor& on) : op_(op), guard_(on.get_device_index()) {
-  const int32_t device = on.get_device_index();
+Place::Place(const char* op, const Tensor& x, const Tensor* weight)
+    : op_(op), x_(x), weight_(weight), guard_(x.get_device_index()) {
+  const int32_t device = x.get_device_index();
   // The guard speaks to torch's CUDA runtime; the one linked into this library is told as well.
-  check(op, "choosing the device", cudaSetDevice(device));
+  check("choosing the device", cudaSetDevice(device));
   void* stream = nullptr;
   const auto code = aoti_torch_get_current_cuda_stream(device, &stream);
-  STD_TORCH_CHECK(code == AOTI_TORCH_SUCCESS, op, ": torch gave no current CUDA stream");
+  STD_TORCH_CHECK(code == AOTI_TORCH_SUCCESS, what(), ": torch gave no current CUDA stream");
   stream_ = static_cast<cudaStream_t>(stream);
 }
 

@@ -2,22 +2,42 @@
 //
 // Kernels see blocks, threads and shared memory only through what is here (and plain threadIdx, blockIdx and
 // gridDim in x): every grid is one-dimensional and each kernel strides over its items, so no problem is too
-// large for a grid.
+// large for a grid. The same kernels run on the host, in the tests, where ZB_CUDA_EMULATION is defined
+// (common/cuda_emulation/README.md): the switch is here and in ptx.h, and nowhere else.
 #pragma once
 
 #include <cuda_runtime.h>
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
+
+#include <string>
 
 #include "common/tensor.h"
+
+#ifdef ZB_CUDA_EMULATION
+#include "common/cuda_emulation/emulation.h"
+#else
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#endif
 
 #define ZB_DEVICE __device__ __forceinline__
 #define ZB_HOST_DEVICE __host__ __device__ __forceinline__
 
-// Declares `name`, a pointer to the shared memory of the block: as many bytes as the launch gave.
-#define ZB_SHARED_MEMORY(type, name)                        \
-  extern __shared__ __align__(16) unsigned char zb_bytes[]; \
+// ZB_SHARED_MEMORY declares `name`, a pointer to the dynamic shared memory of the block: as many bytes as the
+// launch gave. ZB_SHARED_ARRAY declares `name`, a pointer to `count` elements whose number the compiler knows.
+#ifdef ZB_CUDA_EMULATION
+#define ZB_SHARED_MEMORY(type, name) \
+  type* const name = static_cast<type*>(::zb::cuda::emulation::dynamic_shared())
+#define ZB_SHARED_ARRAY(type, name, count) \
+  type* const name =                       \
+      static_cast<type*>(::zb::cuda::emulation::static_shared(sizeof(type) * (count), {__FILE__, __LINE__}))
+#else
+#define ZB_SHARED_MEMORY(type, name)                         \
+  extern __shared__ __align__(128) unsigned char zb_bytes[]; \
   type* const name = reinterpret_cast<type*>(zb_bytes)
+#define ZB_SHARED_ARRAY(type, name, count)           \
+  __shared__ __align__(16) type name##_array[count]; \
+  type* const name = name##_array
+#endif
 
 namespace zb::cuda {
 
@@ -26,26 +46,49 @@ constexpr unsigned kWholeWarp = 0xffffffffu;
 // How many pieces of `size` cover `count`.
 ZB_HOST_DEVICE int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-// Raises with the op's name where `code` is an error, and clears the error so that nobody else is blamed for
-// it. Where the library has no code for the GPU, says which GPU it is and what the library was built for.
-void check(const char* op, const char* action, cudaError_t code);
-
-// The device of a tensor made current, and the caller's stream on it, as long as one op runs.
+// The device of a tensor made current, and the caller's stream on it, as long as one op runs. The tensors must
+// outlive it: errors name the op and their shapes.
 class Place {
  public:
-  Place(const char* op, const Tensor& on);
-  const char* op() const { return op_; }
+#ifdef ZB_CUDA_EMULATION
+  explicit Place(const char* op, const Tensor& x, const Tensor* weight = nullptr)
+      : op_(op), x_(x), weight_(weight) {}
+#else
+  explicit Place(const char* op, const Tensor& x, const Tensor* weight = nullptr);
+#endif
+  std::string what() const {
+    return std::string(op_) + " (x " + shape_text(x_) + (weight_ ? ", weight " + shape_text(*weight_) : "") +
+           ")";
+  }
+
+#ifdef ZB_CUDA_EMULATION
+  void clear(const Tensor& t, int64_t bytes) const {
+    if (bytes > 0) std::memset(t.mutable_data_ptr(), 0, bytes);
+  }
+#else
   cudaStream_t stream() const { return stream_; }
+
+  // Raises where `code` is an error, and clears the error so that nobody else is blamed for it. Where the
+  // library has no code for the GPU, says which GPU it is and what the library was built for.
+  void check(const char* action, cudaError_t code) const {
+    if (code != cudaSuccess) fail(action, code);
+  }
 
   // Sets all bytes of a tensor to 0, in the order of the stream.
   void clear(const Tensor& t, int64_t bytes) const {
-    if (bytes > 0) check(op_, "clearing memory", cudaMemsetAsync(t.mutable_data_ptr(), 0, bytes, stream_));
+    if (bytes > 0) check("clearing memory", cudaMemsetAsync(t.mutable_data_ptr(), 0, bytes, stream_));
   }
+#endif
 
  private:
   const char* op_;
+  const Tensor& x_;
+  const Tensor* weight_;
+#ifndef ZB_CUDA_EMULATION
+  [[noreturn]] void fail(const char* action, cudaError_t code) const;
   torch::stable::accelerator::DeviceGuard guard_;
   cudaStream_t stream_ = nullptr;
+#endif
 };
 
 template <class T>
@@ -58,14 +101,23 @@ struct Same {
 template <class... P>
 void launch(const Place& place, const char* name, void (*kernel)(P...), int64_t items, int threads,
             size_t shared, typename Same<P>::type... args) {
-  constexpr int64_t kMostBlocks = 0x7fffffff;
+  static_assert((sizeof(P) + ... + 0) <= 4096, "a kernel takes 4 KiB of arguments");
   if (items <= 0) return;
+#ifdef ZB_CUDA_EMULATION
+  emulation::run(place.what().c_str(), name, items, threads, shared, [&] { kernel(args...); });
+#else
+  constexpr int64_t kMostBlocks = 0x7fffffff;
+  constexpr size_t kSharedWithoutAsking = 48 * 1024;
+  const void* const function = reinterpret_cast<const void*>(kernel);
+  if (shared > kSharedWithoutAsking) {
+    place.check(name, cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(shared)));
+  }
   void* pointers[] = {&args...};
   const dim3 grid(static_cast<unsigned>(items < kMostBlocks ? items : kMostBlocks));
-  const cudaError_t code =
-      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(static_cast<unsigned>(threads)),
-                       pointers, shared, place.stream());
-  check(place.op(), name, code);
+  place.check(name, cudaLaunchKernel(function, grid, dim3(static_cast<unsigned>(threads)), pointers, shared,
+                                     place.stream()));
+#endif
 }
 
 }  // namespace zb::cuda

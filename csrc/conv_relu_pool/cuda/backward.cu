@@ -326,7 +326,7 @@ void run_weight(const cuda::Place& place, const Problem& p, const Geometry& g, c
 
 std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const Tensor& x,
                                     const Tensor& weight, const Tensor& code, bool need_x, bool need_weight) {
-  const cuda::Place place("conv_relu_pool2d backward", x);
+  const cuda::Place place("conv_relu_pool2d backward", x, &weight);
   const Ints x_sizes(x.sizes().begin(), x.sizes().end());
   const Tensor grad_x = empty_on(x, need_x ? x_sizes : Ints{0}, p.dtype, need_x && p.x_channels_last);
   const Tensor grad_weight = empty_on(x, need_weight ? Ints{p.K, p.Cg, p.R, p.S} : Ints{0}, p.dtype,

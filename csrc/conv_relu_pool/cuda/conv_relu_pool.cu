@@ -280,7 +280,7 @@ void run(const cuda::Place& place, const Problem& p, const Geometry& g, const Te
 }
 
 void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out) {
-  const cuda::Place place("conv_relu_pool2d", x);
+  const cuda::Place place("conv_relu_pool2d", x, &weight);
   Sinks sinks{};
   sinks.unit_bits = p.unit_bits;
   sinks.image_bits = words_for(p.unit_count()) * 64;

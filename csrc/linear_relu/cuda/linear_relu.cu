@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(cuda::kTileThreads)
 }
 
 void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& outputs) {
-  const cuda::Place place(p.need_sig ? "linear_relu_nap" : "linear_relu", x);
+  const cuda::Place place(p.need_sig ? "linear_relu_nap" : "linear_relu", x, &weight);
   const int64_t items = cuda::pieces(p.rows, kTile) * cuda::pieces(p.out, kTile);
   cuda::dispatch(p.dtype, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -1,0 +1,119 @@
+// The instructions that C++ has no words for, each behind one function, and its twin for the emulation.
+#pragma once
+
+#include "common/cuda/dtype.h"
+
+namespace zb::cuda {
+
+// --- whole vectors: one load or store of up to 16 bytes -----------------------------------------------------------
+
+template <class T, int COUNT>
+struct alignas(sizeof(T) * COUNT) Vector {
+  T v[COUNT];
+};
+
+template <class V>
+ZB_DEVICE V load_vector(const void* from) {
+#ifdef ZB_CUDA_EMULATION
+  emulation::check_aligned(from, sizeof(V), {__FILE__, __LINE__});
+#endif
+  return *static_cast<const V*>(from);
+}
+
+template <class V>
+ZB_DEVICE void store_vector(void* to, const V& value) {
+#ifdef ZB_CUDA_EMULATION
+  emulation::check_aligned(to, sizeof(V), {__FILE__, __LINE__});
+#endif
+  *static_cast<V*>(to) = value;
+}
+
+// --- asynchronous copies from global to shared memory (sm_80) -----------------------------------------------------
+
+// 16 bytes, or 16 zeros where not `valid` (then `from` is not read). Both must be aligned to 16.
+ZB_DEVICE void copy_async(void* shared, const void* from, bool valid) {
+#ifdef ZB_CUDA_EMULATION
+  emulation::copy_async(shared, from, valid ? 16 : 0);
+#else
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+               : "memory");
+#endif
+}
+
+// Ends a group of copies. Threads see their own copies after a wait, and others' after a barrier behind it.
+ZB_DEVICE void copy_async_commit() {
+#ifdef ZB_CUDA_EMULATION
+  emulation::commit_group();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most OPEN of the newest groups are still under way.
+template <int OPEN>
+ZB_DEVICE void copy_async_wait() {
+#ifdef ZB_CUDA_EMULATION
+  emulation::copy_async_wait(OPEN);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(OPEN) : "memory");
+#endif
+}
+
+// --- tensor cores: warp-wide products of fragments (PTX ISA, "mma") ------------------------------------------------
+
+// ldmatrix.x4: four 8 × 16-byte matrices; lane l gives the address of row l%8 of matrix l/8, and gets of matrix
+// i the four bytes at 4·(l%4) of row l/4.
+ZB_DEVICE void load_matrices(uint32_t (&to)[4], const void* row) {
+#ifdef ZB_CUDA_EMULATION
+  emulation::load_matrices(to, row);
+#else
+  const auto from = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+#endif
+}
+
+// sums += a · b over 32 bytes of the shared dimension: m16n8k16 for half and bfloat16, m16n8k8 for TF32 (T is
+// float). Lane l holds of the sums rows l/4 and l/4 + 8, columns 2·(l%4) and the next.
+template <class T>
+ZB_DEVICE void multiply_fragments(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef ZB_CUDA_EMULATION
+  emulation::multiply_fragments<T>(sums, a, b0, b1);
+#else
+  if constexpr (sizeof(T) == 4) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else if constexpr (std::is_same_v<T, __half>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+#endif
+}
+
+// The nearest TF32 number (10 bits of fraction, ties away from zero), as a float. NaN and inf stay.
+ZB_DEVICE float to_tf32(float value) {
+#ifdef ZB_CUDA_EMULATION
+  return emulation::to_tf32(value);
+#else
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return __uint_as_float(bits);
+#endif
+}
+
+}  // namespace zb::cuda
