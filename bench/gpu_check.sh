@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# One prepared script for a CUDA machine: build or load, test, sanitize, measure, all inside five minutes.
-# Leaves one JSON and one Markdown file under $OUT, or under bench/results. See gpu_check.py for the options.
+# One script for a CUDA machine: environment report, build or load, test, sanitize, measure, inside five minutes.
+# Leaves one JSON and one Markdown file under $OUT, or under bench/results, and prints a short table last.
 #
-#   bench/gpu_check.sh                     everything
-#   bench/gpu_check.sh --only load bench   parts by name: build load ops triton sanitizer bench train
-#   bench/gpu_check.sh --dry-run           what it would do here; needs no card
+#   bench/gpu_check.sh                      everything
+#   bench/gpu_check.sh --only load speed    parts by name: build load ops robust speed models sanitizer triton
+#                                           tests profiler
+#   bench/gpu_check.sh --dry-run            everything but the launch, on any machine
 #
-# PYTHON picks the interpreter; else an active or local virtual environment's, else python3.
+# PYTHON picks the interpreter; else an active or local virtual environment's, else python3. See gpu/ for the rest.
 set -eu
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 if [ -z "${PYTHON:-}" ]; then
@@ -18,4 +19,4 @@ if [ -z "${PYTHON:-}" ]; then
     PYTHON=python3
   fi
 fi
-exec "$PYTHON" "$here/gpu_check.py" "$@"
+PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" exec "$PYTHON" -m gpu "$@"

@@ -95,6 +95,20 @@ def test_names_are_unique_within_a_suite_and_mode() -> None:
     assert len(keys) == len(set(keys))
 
 
+def test_a_card_has_rows_of_its_own() -> None:
+    cases = select(device="cuda")
+    keys = [(case.suite, case.name, case.mode) for case in cases]
+    assert len(keys) == len(set(keys)) and len(keys) > len(select())
+    filling = {(case.name, case.dtype) for case in cases if case.suite == "conv" and case.n == 512}
+    for name in ("cifar2-b512", "res9-b512", "vgg5-b512"):
+        assert {(name, "float32"), (f"{name}-f16", "float16"), (f"{name}-bf16", "bfloat16")} <= filling
+    assert [case.name for case in select(["conv"], shapes=["res9-b512"], device="cuda:0")] == [
+        "res9-b512"
+    ] * 2
+    with pytest.raises(ValueError, match="unknown shape res9-b512"):
+        select(["conv"], shapes=["res9-b512"])
+
+
 def test_least_bytes() -> None:
     case = ConvCase("c", 1, 1, 1, 4, 4, 3, padding=1)  # x 16, weight 9, y 4 elements
     assert case.min_bytes == 4 * (16 + 9 + 4)
@@ -223,7 +237,7 @@ def test_a_row_holds_what_the_readme_promises(no_compile: None, tmp_path: pathli
     promised = (
         "suite name mode shape dtype device threads kernel times absent errors tolerance best_competitor"
     )
-    promised += " ratio ratios gflops gbytes_per_s of_ceiling bound load"
+    promised += " kernels ratio ratios gflops gbytes_per_s of_ceiling bound load"
     assert set(promised.split()) <= set(row)
     ours = row["times"]["ours"]
     assert set(ours) == {"median_ms", "min_ms", "spread", "rounds", "inner"} and ours["rounds"] == 2
@@ -239,6 +253,29 @@ def test_a_row_holds_what_the_readme_promises(no_compile: None, tmp_path: pathli
     assert "| max | 2x3x9x8 -> 4, 3x3 pad 1, max 2 | float32 |" in first[1].decode()
 
 
+def test_a_training_row_names_the_kernels_of_both_passes(no_compile: None) -> None:
+    linear = LinearCase("linear", 5, 17, 9, mode="train")
+    conv, linear_kernels = (
+        runner.prepare(case, FAST).kernels["ours"]
+        for case in (dataclasses.replace(SMALL[0], mode="train"), linear)
+    )
+    assert len(conv) == len(linear_kernels) == 2 and "torch" not in conv
+    assert linear_kernels[1] == "torch"  # whose own the backward is; not a kernel that ran some time before
+
+
+def test_who_is_left_out_says_so(no_compile: None) -> None:
+    prepared = runner.prepare(SMALL[0], dataclasses.replace(FAST, without=("eager CL",)))
+    assert prepared.absent["eager CL"] == "left out" and "eager CL" not in prepared.calls
+
+
+def test_packing_needs_no_numpy(no_compile: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = problem(NapCase("pack", 3, 70)).expected
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    prepared = runner.prepare(NapCase("pack", 3, 70), FAST)
+    assert torch.equal(prepared.problem.expected, right)
+    assert prepared.absent["numpy"] == "not installed" and prepared.errors["ours"] == 0
+
+
 def test_no_host_name_or_path_in_a_report(no_compile: None) -> None:
     text = json.dumps(runner.run(SMALL[:1], FAST))
     assert os.uname().nodename not in text and str(ROOT) not in text and os.path.expanduser("~") not in text
@@ -249,6 +286,8 @@ def test_a_busy_machine_stands_above_the_table(no_compile: None, monkeypatch: py
     monkeypatch.setattr(os, "getloadavg", lambda: (9.5, 1.0, 1.0))
     report = runner.run(SMALL[:1], FAST)
     assert any("Load average 9.5 to 9.5 on 2 cores: busy" in line for line in table.headline(report))
+    report["device"] = "cuda"  # whose rates of a copy and of a read differ
+    assert any(line.startswith("Bandwidth: sum ") and "copy " in line for line in table.headline(report))
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 1.0, 1.0))
     assert "busy" not in table.markdown(runner.run(SMALL[:1], FAST))
 
@@ -263,11 +302,11 @@ def test_floor_is_the_larger_of_the_two_times() -> None:
     assert LIMITS.floor(10**11, 10**9, "float32") == (1.0, "fma")
     assert LIMITS.floor(10**9, 10**10, "float32") == (1.0, "bytes")
     assert LIMITS.floor(0, 10**10, "float32") == (1.0, "bytes")
-    better = Ceilings({"float32": 2e11}, 1e9, {"fma float32": "other", "bytes": "other"})
+    better = Ceilings({"float32": 2e11}, 1e9, {"fma float32": "other", "bytes": "other"}, {"copy": 1e9})
     merged = Ceilings(dict(LIMITS.flops), LIMITS.bytes_per_second, dict(LIMITS.how))
     merged.merge(better)
     assert (merged.flops, merged.bytes_per_second) == ({"float32": 2e11}, 1e10)
-    assert merged.how == {"fma float32": "other", "bytes": "given"}
+    assert merged.how == {"fma float32": "other", "bytes": "given"} and merged.bandwidth == {"copy": 1e9}
 
 
 # --- the command
@@ -341,149 +380,3 @@ def test_pytest_front_keeps_the_whole_row(tmp_path: pathlib.Path) -> None:
     row = bench["extra_info"]
     assert {"ours", "numpy", "eager"} <= set(row["times"]) and row["ratio"] > 0
     assert row["machine"]["versions"]["torch"] and row["ceilings"]["bytes_per_second"] > 0
-
-
-# --- gpu_check
-
-
-@pytest.fixture
-def gpu_check(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import gpu_check as module
-
-    return module
-
-
-FOUND = {
-    "python": "3.12.3",
-    "torch": "2.11.0+cu130",
-    "cuda": "13.0",
-    "cudnn": 91000,
-    "card": {"name": "Some Card 9000", "capability": "9.0", "multiprocessors": 132, "memory_gib": 79.2},
-    "missing": ["hypothesis", "pybind11"],
-    "tools": {"nvcc": "", "compute-sanitizer": ""},
-    "driver": "580.1",
-    "nvcc_version": "",
-}
-
-
-def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
-    line = [str(ROOT / "bench" / "gpu_check.sh"), *arguments]
-    return subprocess.run(line, capture_output=True, text=True, env=environment, timeout=200, check=False)
-
-
-def test_gpu_check_dry_run_names_every_part() -> None:
-    done = script("--dry-run")
-    assert done.returncode == 0, done.stderr
-    for part in ("build", "load", "ops", "triton", "sanitizer", "bench", "train"):
-        assert f"  {part} " in done.stdout
-    assert "  ops " not in script("--dry-run", "--only", "load", "bench").stdout
-
-
-def test_gpu_check_without_a_card_says_so_and_runs_nothing(tmp_path: pathlib.Path) -> None:
-    done = script("--out", str(tmp_path))
-    assert done.returncode == 2
-    assert "no CUDA device" in done.stderr and "Nothing was run" in done.stderr
-    assert os.listdir(tmp_path) == []
-
-
-def test_gpu_check_keeps_each_part_at_once(gpu_check, monkeypatch, tmp_path: pathlib.Path) -> None:
-    kept = []
-
-    def part(name: str, state: str):
-        def run(self, limit: float):
-            kept.append(sorted(path.name for path in tmp_path.glob("*.json")))
-            return gpu_check.Part(name, state, f"{name} | done", 1.0, tail="the end")
-
-        return run
-
-    monkeypatch.setattr(gpu_check, "probe", lambda: FOUND)
-    monkeypatch.setattr(gpu_check.Check, "load", part("load", "passed"))
-    monkeypatch.setattr(gpu_check.Check, "train", part("train", "failed"))
-    assert gpu_check.main(["--only", "train", "load", "--out", str(tmp_path)]) == 1
-    assert kept == [[], ["gpu-check-some-card-9000.json"]]
-    report = json.loads((tmp_path / "gpu-check-some-card-9000.json").read_text())
-    assert [(p["name"], p["state"]) for p in report["parts"]] == [("load", "passed"), ("train", "failed")]
-    page = (tmp_path / "gpu-check-some-card-9000.md").read_text()
-    assert "| train | failed | 1 | train / done |" in page and "torch 2.11.0+cu130" in page
-    assert "not installed: hypothesis, pybind11" in page
-
-
-def test_gpu_check_stops_a_part_that_hangs_with_all_its_children(gpu_check) -> None:
-    code = "import subprocess, sys; print('begun', flush=True); subprocess.run(['sleep', '60'])"
-    start = time.monotonic()
-    part = gpu_check.run_part("load", [sys.executable, "-c", code], 3.0)
-    assert time.monotonic() - start < 20
-    assert part.state == "timed out" and "begun" in part.summary
-
-
-def test_gpu_check_reads_a_parts_result_and_its_failure(gpu_check) -> None:
-    code = f"print('{gpu_check.MARK}' + '{{\"summary\": \"3 passed\"}}'); print('more')"
-    part = gpu_check.run_part("ops", [sys.executable, "-c", code], 30.0)
-    assert (part.state, part.summary, part.result) == ("passed", "3 passed", {"summary": "3 passed"})
-    part = gpu_check.run_part("ops", [sys.executable, "-c", "raise SystemExit('no such thing')"], 30.0)
-    assert part.state == "failed" and "exit status 1: no such thing" in part.summary
-    assert gpu_check.run_part("ops", ["/no/such/program"], 30.0).state == "failed"
-
-
-def test_gpu_check_uses_a_library_that_holds_the_cards_code(
-    gpu_check,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: pathlib.Path,
-) -> None:
-    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
-    (tmp_path / "zbkernels").mkdir()
-    library = tmp_path / "zbkernels" / "_C_cuda.so"
-    check = gpu_check.Check(FOUND, rebuild=False, scratch=tmp_path)
-    assert check.build(5.0).summary.startswith("no nvcc here, and no library was brought along")
-    library.write_bytes(b'\x7fELF..zbkernels-build-info:{"cuda_archs": "80-real;90a-real"}\0..')
-    part = check.build(5.0)
-    assert part.state == "skipped" and "80-real, 90a-real" in part.summary
-    library.write_bytes(b'\x7fELF..zbkernels-build-info:{"cuda_archs": "80-real"}\0..')
-    part = check.build(5.0)
-    assert part.state == "failed" and "code for 80-real only" in part.summary and "90a-real" in part.summary
-
-
-def test_gpu_samples_finds_a_planted_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import gpu_samples
-
-    from zbkernels.ops._op import OPS
-
-    op = OPS["nap_pack"]
-    sample = next(sample for sample in op.samples("cpu", torch.float32) if sample.label == "70 units")
-    assert gpu_samples.check(op, sample, torch.float32, "reference") == ""
-    right = zb.nap_pack
-
-    def flipped(x: torch.Tensor) -> torch.Tensor:
-        return right(x) ^ (x.dtype == torch.float32)  # wrong on the backend under test alone
-
-    broken = dataclasses.replace(op, public=flipped)
-    assert gpu_samples.check(broken, sample, torch.float32, "reference") == "10 of 10 values differ"
-
-
-def test_gpu_samples_keeps_strides_and_special_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import gpu_samples
-
-    base = torch.tensor([9.0, 0.3, float("nan"), -float("inf"), -100.0, 1.2])
-    made = gpu_samples.whole_numbers(base[1:].as_strided((2, 2), (0, 2)))
-    assert made.stride() == (0, 2) and made.storage_offset() == 1
-    assert made[0, 0] == 1.0 and made[0, 1] == -float("inf")
-    assert base[1] == pytest.approx(0.3)  # the sample itself is left alone
-    near = gpu_samples.compare(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]).double(), torch.float32)
-    assert near == "1 of 2 values differ"
-    same = gpu_samples.compare(
-        torch.tensor([float("nan")]), torch.tensor([float("nan")]).double(), torch.float32
-    )
-    assert same == ""
-
-
-def test_gpu_train_trains_both_alike_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import gpu_train
-
-    result = gpu_train.train("cpu", 8, 8)
-    assert result["apart"] < gpu_train.ALLOWED
-    assert len(result["losses"]["fused"]) == 8 and set(result["step_ms"]) == {"fused", "plain"}

@@ -1,0 +1,60 @@
+"""One small call of each public op, forward and in training: what the checks of streams and graphs run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+import zbkernels as zb
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """``run(*inputs)`` calls op ``op``; the first of ``inputs`` is what a check replaces by other values."""
+
+    name: str
+    op: str
+    inputs: Tensors
+    run: Callable[..., Tensors]
+
+    def other(self) -> torch.Tensor:
+        """Other values for the first input."""
+        return self.inputs[0].flip(0).roll(1, -1).contiguous()
+
+
+def calls(device: str) -> list[Call]:
+    """All of them, with their inputs on the device; the sizes leave rests in every tile."""
+    seed = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=seed).to(device)
+
+    image, filters = draw(9, 5, 31, 30), draw(35, 5, 3, 3)
+    rows, weight = draw(67, 300), draw(70, 300)
+    words = torch.randint(-(2**62), 2**62, (67, 16), generator=seed).to(device)
+    conv, linear = "conv_relu_pool2d", "linear_relu"
+    return [
+        Call(conv, conv, (image, filters), lambda x, w: (zb.conv_relu_pool2d(x, w, padding=1),)),
+        Call(f"{conv} training", conv, (image, filters), _training(zb.conv_relu_pool2d)),
+        Call(f"{conv}_nap", f"{conv}_nap", (image, filters), lambda x, w: zb.conv_relu_pool2d_nap(x, w)),
+        Call(linear, linear, (rows, weight), lambda x, w: (zb.linear_relu(x, w),)),
+        Call(f"{linear} training", linear, (rows, weight), _training(zb.linear_relu)),
+        Call(f"{linear}_nap", f"{linear}_nap", (rows, weight), lambda x, w: zb.linear_relu_nap(x, w)),
+        Call("nap_pack", "nap_pack", (rows,), lambda x: (zb.nap_pack(x),)),
+        Call("nap_unpack", "nap_unpack", (words,), lambda sig: (zb.nap_unpack(sig, 1000),)),
+    ]
+
+
+def _training(op: Callable[..., torch.Tensor]) -> Callable[..., Tensors]:
+    """Forward and backward: (y, gradient of x, gradient of the weight)."""
+
+    def run(x: torch.Tensor, weight: torch.Tensor) -> Tensors:
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        y = op(x, weight)
+        return (y.detach(), *torch.autograd.grad(y, (x, weight), torch.ones_like(y)))
+
+    return run
