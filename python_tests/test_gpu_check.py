@@ -33,6 +33,7 @@ from gpu import (  # noqa: E402
     probe,
     process,
     profiler,
+    rehearse,
     report,
     robust,
     rows,
@@ -64,7 +65,7 @@ def test_dry_run_goes_through_every_part() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for name in parts.PARTS:
         assert f"  {name} " in done.stdout
-    for module in ("samples", "robust", "speed", "models", "touch", "command lines", "result files"):
+    for module in ("samples", "robust", "speed", "models", "touch", "command lines", "names", "result files"):
         assert f"passed   {module}: " in done.stdout
     assert "Not tried without a card: launches on a card" in done.stdout
     assert sorted(os.listdir(ROOT / "bench" / "results")) == before
@@ -521,6 +522,22 @@ def test_models_that_part_are_found() -> None:
         next(found[0].model.parameters()).mul_(1.5)
     with pytest.raises(AssertionError, match="losses apart by"):
         models.together(found, data, 0.02)
+
+
+def test_a_report_names_no_folder_of_its_user(tmp_path: pathlib.Path) -> None:
+    tail = f"File {ROOT}/bench/gpu/load.py, {sys.prefix}/lib, {os.path.expanduser('~')}/x"
+    part = process.Part("load", "failed", tail, tail=tail)
+    report.write(tmp_path, "paths", FOUND, [part])
+    for ending in ("json", "md"):
+        text = (tmp_path / f"paths.{ending}").read_text()
+        assert "File ./bench/gpu/load.py" in text
+        assert all(place not in text for place in (str(ROOT), sys.prefix, os.path.expanduser("~")))
+
+
+def test_names_that_torch_does_not_have_are_found() -> None:
+    assert rehearse.unknown_names("import torch\ntorch.cuda.synchronize()\nx.torch.y") == []
+    assert rehearse.unknown_names("import torch\ntorch.cuda.syncronize()") == ["torch.cuda.syncronize"]
+    assert rehearse.unknown_names("import zbkernels as zb\nzb.nap_pac(x)") == ["zb.nap_pac"]
 
 
 # --- what the tables say

@@ -14,10 +14,9 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """``run(*inputs)`` calls op ``op``; the first of ``inputs`` is what a check replaces by other values."""
+    """``run(*inputs)`` calls an op; the first of ``inputs`` is what a check replaces by other values."""
 
     name: str
-    op: str
     inputs: Tensors
     run: Callable[..., Tensors]
 
@@ -36,16 +35,16 @@ def calls(device: str) -> list[Call]:
     image, filters = draw(9, 5, 31, 30), draw(35, 5, 3, 3)
     rows, weight = draw(67, 300), draw(70, 300)
     words = torch.randint(-(2**62), 2**62, (67, 16), generator=seed).to(device)
-    conv, linear = "conv_relu_pool2d", "linear_relu"
+    images, linear = (image, filters), (rows, weight)
     return [
-        Call(conv, conv, (image, filters), lambda x, w: (zb.conv_relu_pool2d(x, w, padding=1),)),
-        Call(f"{conv} training", conv, (image, filters), _training(zb.conv_relu_pool2d)),
-        Call(f"{conv}_nap", f"{conv}_nap", (image, filters), lambda x, w: zb.conv_relu_pool2d_nap(x, w)),
-        Call(linear, linear, (rows, weight), lambda x, w: (zb.linear_relu(x, w),)),
-        Call(f"{linear} training", linear, (rows, weight), _training(zb.linear_relu)),
-        Call(f"{linear}_nap", f"{linear}_nap", (rows, weight), lambda x, w: zb.linear_relu_nap(x, w)),
-        Call("nap_pack", "nap_pack", (rows,), lambda x: (zb.nap_pack(x),)),
-        Call("nap_unpack", "nap_unpack", (words,), lambda sig: (zb.nap_unpack(sig, 1000),)),
+        Call("conv_relu_pool2d", images, lambda x, w: (zb.conv_relu_pool2d(x, w, padding=1),)),
+        Call("conv_relu_pool2d training", images, _training(zb.conv_relu_pool2d)),
+        Call("conv_relu_pool2d_nap", images, lambda x, w: zb.conv_relu_pool2d_nap(x, w)),
+        Call("linear_relu", linear, lambda x, w: (zb.linear_relu(x, w),)),
+        Call("linear_relu training", linear, _training(zb.linear_relu)),
+        Call("linear_relu_nap", linear, lambda x, w: zb.linear_relu_nap(x, w)),
+        Call("nap_pack", (rows,), lambda x: (zb.nap_pack(x),)),
+        Call("nap_unpack", (words,), lambda sig: (zb.nap_unpack(sig, 1000),)),
     ]
 
 

@@ -121,8 +121,9 @@ class Rehearsal(Card):
     def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
-    def no_waiting(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def no_waiting(self) -> Iterator[None]:
+        yield
 
     def capture(self, call: Callable[[], Tensors]) -> tuple[Callable[[], Any], Tensors]:
         results = call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +20,10 @@ def tasks(device: str) -> list[Task]:
     """A row for each library and for each public op."""
     needed = "_C_cuda" if device.startswith("cuda") else ""
     libraries = [
-        Task(name, lambda name=name: library(name, required=name == needed)) for name in _loader.libraries()
+        Task(name, functools.partial(library, name, required=name == needed)) for name in _loader.libraries()
     ]
     return libraries + [
-        Task(op.name, lambda op=op: first_call(op, device), 40.0)
+        Task(op.name, functools.partial(first_call, op, device), 40.0)
         for op in OPS.values()
         if op.public is not None
     ]
@@ -36,7 +37,10 @@ def library(name: str, *, required: bool) -> tuple[str, dict[str, Any]]:
     """
     state = _loader.libraries()[name]
     assert state.loaded or not required, state.reason
-    note = "loaded" if state.loaded else f"not loaded: {state.reason}"
+    note = f"not loaded: {state.reason}"
+    if state.loaded:
+        built = {key: state.build.get(key) for key in ("torch", "nvcc", "cuda_archs")}
+        note = "loaded" + "".join(f", {key} {value}" for key, value in built.items() if value)
     return note, {"build": state.build, "loaded": state.loaded}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,7 +51,7 @@ def forms(name: str, device: str, autocast: torch.dtype | None, *, compiled: boo
         models["compile CL"] = copy.deepcopy(models["eager CL"])
     found = []
     for form, model in models.items():
-        model = model.to(device).to(memory_format=torch.channels_last)
+        model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         run: Any = model
         if form == "compile CL":
             run = contestants.per_call(contestants.compiled(model, device), device)
@@ -136,7 +137,7 @@ def measure(
     losses = together(found, data, APART[autocast])
     images, labels = data[0]
     times = interleave(
-        {form.name: lambda form=form: form.step(images, labels) for form in found},
+        {form.name: functools.partial(form.step, images, labels) for form in found},
         rounds=settings.rounds,
         pause=settings.pause,
         min_sample=settings.min_sample,
@@ -162,9 +163,7 @@ def tasks(settings: Settings) -> list[Task]:
     return [
         Task(
             f"{name} {'float32' if autocast is None else 'bfloat16'}{', compiled' if compiled else ''}",
-            lambda name=name, autocast=autocast, compiled=compiled: measure(
-                name, settings, autocast, compiled=compiled
-            ),
+            functools.partial(measure, name, settings, autocast, compiled=compiled),
             60.0 if compiled else 25.0,
             optional=compiled,
         )

@@ -36,7 +36,22 @@ print(json.dumps({"python": platform.python_version(), "torch": torch.__version_
 """
 
 TOOLS = ("nvcc", "compute-sanitizer", "ncu", "nvidia-smi")
-SWITCHES = ("ZBKERNELS_", "CUDA_", "PYTORCH_", "TORCH", "NVIDIA_TF32", "TRITON_", "CUBLAS", "CUDNN")
+# Switches that change what is built, run or measured; no paths, which say more of a person than of a machine.
+SWITCHES = (
+    "ZBKERNELS_CUDA",
+    "ZBKERNELS_CUDA_ARCHS",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TRITON_INTERPRET",
+)
 
 
 def probe(limit: float = 120.0) -> dict[str, Any]:
@@ -61,7 +76,7 @@ def probe(limit: float = 120.0) -> dict[str, Any]:
     values = [value.strip() for value in answer.partition("\n")[0].split(",")]
     found["smi"] = dict(zip(query.split(","), values, strict=False)) if answer else {}
     found["commit"] = output(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"])
-    found["switches"] = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(SWITCHES)}
+    found["switches"] = {name: os.environ[name] for name in SWITCHES if name in os.environ}
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import importlib.util
 import pathlib
@@ -12,6 +14,7 @@ from typing import Any
 
 from gpu import process
 from gpu.parts import PARTS, Machine
+from gpu.process import BENCH, ROOT
 from gpu.rows import Task, options, run_tasks
 
 ALL_THERE = {
@@ -20,14 +23,15 @@ ALL_THERE = {
     "tools": {"nvcc": "nvcc", "compute-sanitizer": "compute-sanitizer", "ncu": "ncu"},
     "nvcc_version": "",
 }
+ROOTS = {"torch": "torch", "zb": "zbkernels"}
 PROGRAMS = ("load", "samples", "robust", "speed", "models", "touch")
 
 
 def tasks(names: Sequence[str]) -> list[Task]:
     """A row for each module that the named parts need."""
     modules = dict.fromkeys(module for name in names for module in PARTS[name].modules)
-    rows = [Task("command lines", lambda: command_lines(names))]
-    return rows + [Task(module, lambda module=module: rehearse(module), 90.0) for module in modules]
+    rows = [Task("command lines", functools.partial(command_lines, names)), Task("names", known_names)]
+    return rows + [Task(module, functools.partial(rehearse, module), 90.0) for module in modules]
 
 
 def command_lines(names: Sequence[str]) -> str:
@@ -35,7 +39,7 @@ def command_lines(names: Sequence[str]) -> str:
     machine = Machine(ALL_THERE, pathlib.Path(tempfile.gettempdir()), rebuild=False)
     started: list[Sequence[str]] = []
 
-    def record(command: Sequence[str], *_: Any) -> process.Output:
+    def record(command: Sequence[str], limit: float, environment: Any = None) -> process.Output:
         started.append(command)
         return process.Output(0, [{"end": True}], [], 0.0)
 
@@ -51,6 +55,40 @@ def command_lines(names: Sequence[str]) -> str:
             arguments = command[command.index(module) + 1 :]
             importlib.import_module(module).parser().parse_args(arguments)
     return f"{len(started)} read"
+
+
+def known_names() -> str:
+    """Also what a rehearsal does not run asks torch and this package only for what they have.
+
+    Raises:
+        AssertionError: something has another name.
+    """
+    folders = (BENCH / "gpu", ROOT / "zbkernels" / "benchmarking")
+    files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    unknown = [
+        f"{path.name}: {name}" for path in files for name in unknown_names(path.read_text(encoding="utf-8"))
+    ]
+    assert not unknown, ", ".join(unknown)
+    return f"{len(files)} files"
+
+
+def unknown_names(source: str) -> list[str]:
+    """Dotted names of a module's source that begin at torch or zb and that are not there."""
+    unknown = []
+    for node in ast.walk(ast.parse(source)):
+        dotted: list[str] = []
+        while isinstance(node, ast.Attribute):
+            dotted.insert(0, node.attr)
+            node = node.value
+        if not dotted or not isinstance(node, ast.Name) or node.id not in ROOTS:
+            continue
+        found: Any = importlib.import_module(ROOTS[node.id])
+        for name in dotted:
+            if not hasattr(found, name):
+                unknown.append(".".join([node.id, *dotted]))
+                break
+            found = getattr(found, name)
+    return unknown
 
 
 def rehearse(name: str) -> str:

@@ -6,10 +6,11 @@ import dataclasses
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gpu.process import Part, Row
+from gpu.process import ROOT, Part, Row
 
 SCHEMA = 2
 
@@ -67,8 +68,16 @@ def write(folder: pathlib.Path, stem: str, found: dict[str, Any], parts: Sequenc
     texts = {".json": json.dumps(report, indent=1, sort_keys=True) + "\n", ".md": markdown(found, parts)}
     for ending, text in texts.items():
         temporary = folder / f".{stem}{ending}.{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(without_paths(text), encoding="utf-8")
         os.replace(temporary, folder / f"{stem}{ending}")
+
+
+def without_paths(text: str) -> str:
+    """The text without where this checkout and this user's files lie: it may be published."""
+    for place, name in ((str(ROOT), "."), (sys.prefix, "<python>"), (os.path.expanduser("~"), "~")):
+        if place not in ("/", "/usr", "/usr/local"):
+            text = text.replace(place, name)
+    return text
 
 
 def read(path: pathlib.Path) -> tuple[dict[str, Any], list[Part]]:

@@ -6,6 +6,7 @@ The numbers in the names of the rows' functions are those of the reports that py
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import pathlib
 import subprocess
@@ -396,7 +397,7 @@ def tasks(card: Card, backends: Sequence[str]) -> list[Task]:
         [
             Task(
                 f"{title}: {name} ({backend})",
-                lambda check=check, number=number, backend=backend: per_op(card, check, number, backend),
+                functools.partial(per_op, card, check, number, backend),
                 30.0,
             )
             for title, check in PER_OP.items()
@@ -404,7 +405,7 @@ def tasks(card: Card, backends: Sequence[str]) -> list[Task]:
         ]
         for backend in backends
     ]
-    single = [Task(title, lambda check=check: once(card, check), 40.0) for title, check in ONCE.items()]
+    single = [Task(title, functools.partial(once, card, check), 40.0) for title, check in ONCE.items()]
     return [*first, *single, *(task for rows in others for task in rows)]
 
 

@@ -9,6 +9,7 @@ is compared within a few roundings of the largest value.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 import sys
@@ -130,7 +131,7 @@ def check(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> str:
 def tasks(device: str, backend: str, few: bool = False, seconds: float = 600.0) -> list[Task]:
     """A row for each dtype and op, dtypes outermost, so that a run cut off has seen all ops."""
     end = time.monotonic() + seconds
-    ready = [Task("ready", lambda: touch.ready(device))] if few else []
+    ready = [Task("ready", functools.partial(touch.ready, device))] if few else []
     rows = [
         (dtype, op)
         for dtype in (DTYPES[:2] if few else DTYPES)
@@ -145,7 +146,7 @@ def tasks(device: str, backend: str, few: bool = False, seconds: float = 600.0) 
         return all_samples(op, dtype, device, backend, few, now + share)
 
     return ready + [
-        Task(f"{op.name} {str(dtype).removeprefix('torch.')}", lambda number=number: row(number), 60.0)
+        Task(f"{op.name} {str(dtype).removeprefix('torch.')}", functools.partial(row, number), 60.0)
         for number, (dtype, op) in enumerate(rows)
     ]
 
@@ -159,7 +160,10 @@ def all_samples(
         AssertionError: one differs; every one that does is named.
         Skip: the backend declined all of them.
     """
-    passed, late, declined, failed, kernels = 0, 0, [], [], set()
+    passed = late = 0
+    declined: list[str] = []
+    failed: list[str] = []
+    kernels: set[str] = set()
     for sample in itertools.islice(op.samples(device, dtype), 4 if few else None):
         if time.monotonic() > until and (passed or failed):
             late += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -124,11 +125,11 @@ class Bench:
         by_key = {(case.suite, case.mode, case.name): case for case in cases}
         return [
             Task("ceilings", self.ceiling_row, 40.0),
-            *(Task(title(case), lambda case=case: self.row(case), 40.0) for case in cases),
+            *(Task(title(case), functools.partial(self.row, case), 40.0) for case in cases),
             *(
                 Task(
                     f"{title(by_key[key])}, compiled",
-                    lambda case=by_key[key]: self.row(case, compiled=True),
+                    functools.partial(self.row, by_key[key], compiled=True),
                     60.0,
                     optional=True,
                 )
@@ -170,9 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def shrunk(case: Case) -> Case:
     """The same case small enough for a CPU that only looks whether everything fits together."""
     if isinstance(case, ConvCase):
-        groups = 4 if case.groups > 1 else 1
-        size = {"n": 2, "c": min(case.c, 8), "k": min(case.k, 12), "groups": groups}
-        return dataclasses.replace(case, **size, h=min(case.h, 16), w=min(case.w, 16))
+        c, k, groups = min(case.c, 8), min(case.k, 12), 4 if case.groups > 1 else 1
+        return dataclasses.replace(case, n=2, c=c, k=k, groups=groups, h=min(case.h, 16), w=min(case.w, 16))
     if isinstance(case, LinearCase):
         return dataclasses.replace(case, n=5, fan_in=70, fan_out=66)
     return dataclasses.replace(case, n=5, f=130)

@@ -6,6 +6,7 @@ The first row is torch's alone: where a tool refuses the device, not even that o
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 
@@ -59,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """See the module's docstring."""
     chosen = parser().parse_args(arguments)
     device = chosen.device
-    rows = [Task("ready", lambda: ready(device))]
+    rows = [Task("ready", functools.partial(ready, device))]
     rows += [
-        Task(f"{case.suite} {case.mode} {case.name}", lambda case=case: touch(case, device))
+        Task(f"{case.suite} {case.mode} {case.name}", functools.partial(touch, case, device))
         for case in cases()
     ]
     return run_tasks(rows, chosen)
