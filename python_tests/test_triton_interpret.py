@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
 
 import pytest
@@ -14,31 +12,32 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton")
 
-from compare import whole_numbers
+from exact import (
+    DTYPE_IDS,
+    DTYPES,
+    check_backward,
+    check_forward,
+    conv_ops,
+    exact_sample,
+    expected_forward,
+    same,
+    samples_of,
+    train_step,
+)
 
 import zbkernels as zb
 from zbkernels.ops import OPS
-from zbkernels.ops._geometry import Geometry, memory_format
-from zbkernels.ops._op import Sample
+from zbkernels.ops._geometry import Geometry
 from zbkernels.triton import conv_relu_pool, linear_relu, nap_pack, nap_unpack
 
 # NumPy, which the interpreter computes with, warns of every NaN and overflow that the cases are made of.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-# The package's attribute of this name is the public function.
-conv_ops = importlib.import_module("zbkernels.ops.conv_relu_pool2d")
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-DTYPE_IDS = ("f32", "f64", "f16", "bf16")
 # A window costs the interpreter some milliseconds a position and filter tap. What these are of is also in smaller
 # samples or in `test_window_of_more_than_255_codes`; they run in float32 alone, or (the first two) not at all.
 TOO_LONG = ("large window", "slope, large window")
 FLOAT32_ONLY = ("stem", "17 channels", "33 channels", "overlapping pool", "kernel larger than the image")
 HALVES = {"f16": 0, "bf16": 1}  # the two half precisions share the forward samples, every second one each
-
-
-@functools.cache
-def samples_of(op: str, dtype: torch.dtype) -> dict[str, Sample]:
-    return {sample.label: sample for sample in OPS[op].samples("cpu", dtype)}
 
 
 def sample_cases(op: str) -> list[object]:
@@ -55,78 +54,15 @@ def sample_cases(op: str) -> list[object]:
     return cases
 
 
-def exact_sample(op: str, dtype: torch.dtype, label: str) -> Sample:
-    """The sample in small whole numbers: sums are exact in any order, so that results are compared bit for bit."""
-    sample = samples_of(op, dtype)[label]
-    return sample if label.startswith(("subnormals", "overflow")) else whole_numbers(sample)
-
-
-def same(got: torch.Tensor, want: torch.Tensor) -> None:
-    """Equal in shape, dtype and every value, NaN included (the sign of a zero is free)."""
-    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
-
-
-def rounded_conv(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> torch.Tensor:
-    """conv2d in float64, rounded once to x's dtype."""
-    dilation = [1 if weight.shape[2 + d] == 1 else g.dilation[d] for d in (0, 1)]
-    return F.conv2d(x.double(), weight.double(), None, g.stride, g.padding, dilation, g.groups).to(x.dtype)
-
-
-def expected_forward(
-    x: torch.Tensor, weight: torch.Tensor, g: Geometry, need_code: bool, units: str
-) -> tuple[torch.Tensor, ...]:
-    """The reference behind a convolution that is exact up to one rounding: the reference's own is a 1x1 of ones."""
-    pre = rounded_conv(x, weight, g).contiguous(memory_format=memory_format(x))
-    K = weight.shape[0]
-    pooling = g._replace(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=K)
-    ones = torch.ones(K, 1, 1, 1, dtype=x.dtype)
-    return conv_ops.forward_reference(pre, ones, pooling, need_code, units)
-
-
-def check_forward(
-    x: torch.Tensor, weight: torch.Tensor, *conv: object, need_code: bool, units: str, **pool: object
-) -> None:
-    g = Geometry.of("test", *conv, **pool)
-    got = conv_relu_pool.forward(x, weight, *conv, need_code=need_code, units=units, **pool)
-    want = expected_forward(x, weight, g, need_code, units)
-    same(got[0], want[0])
-    assert got[0].stride() == want[0].stride()
-    if need_code:
-        same(got[1], want[1])
-        assert got[1].stride() == want[1].stride()
-    else:
-        assert got[1].shape == (0,)
-    same(got[2], want[2])
-
-
 @pytest.mark.parametrize("dtype, label", sample_cases("_conv_relu_pool2d_forward"))
 def test_conv_forward(dtype: torch.dtype, label: str) -> None:
     sample = exact_sample("_conv_relu_pool2d_forward", dtype, label)
-    check_forward(*sample.args, **sample.kwargs)
+    check_forward(conv_relu_pool.forward, *sample.args, **sample.kwargs)
 
 
 @pytest.mark.parametrize("dtype, label", sample_cases("_conv_relu_pool2d_backward"))
 def test_conv_backward(dtype: torch.dtype, label: str) -> None:
-    """Against the reference in float64; the bound is a rounding for each step, relative to the sum of magnitudes."""
-    sample = samples_of("_conv_relu_pool2d_backward", dtype)[label]
-    grad, x, weight, code = sample.args[:4]
-    kwargs = {k: v for k, v in sample.kwargs.items() if k not in ("need_x", "need_weight")}
-    g = Geometry.of("test", *sample.args[4:], **kwargs)
-    needs = sample.kwargs["need_x"], sample.kwargs["need_weight"]
-    got = conv_relu_pool.backward(*sample.args, **sample.kwargs)
-    wide = [t.double() for t in (grad, x, weight)]
-    want = conv_ops.backward_reference(*wide, code, g, *needs)
-    bound = conv_ops.backward_reference(*(t.abs() for t in wide), code, g, *needs)
-    for result, right, limit, tensor, needed in zip(got, want, bound, (x, weight), needs, strict=True):
-        if not needed:
-            assert result.shape == (0,) and result.dtype == dtype
-            continue
-        assert result.shape == tensor.shape and result.dtype == dtype
-        assert result.is_contiguous(memory_format=memory_format(tensor))
-        largest = limit[limit.isfinite()].max().item() if limit.isfinite().any() else 0.0
-        right = right.to(dtype).double()  # half precision may overflow, as it should
-        allowed = 8 * torch.finfo(dtype).eps * largest + torch.finfo(dtype).tiny
-        torch.testing.assert_close(result.double(), right, rtol=0, atol=allowed, equal_nan=True)
+    check_backward(conv_relu_pool.backward, dtype, label)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
@@ -179,7 +115,9 @@ def test_signatures(size: tuple[int, int], pool: str, units: str, channels_last:
         x = torch.cat([x, torch.zeros_like(x)], 1).to(memory_format=torch.channels_last)
         weight = torch.cat([weight, torch.ones_like(weight)], 1)
     g = Geometry.of("test", stride=2 if size == (18, 18) else 1, pool=pool)
-    check_forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=True, units=units)
+    check_forward(
+        conv_relu_pool.forward, x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=True, units=units
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
@@ -190,7 +128,9 @@ def test_conv_through_dot_in_each_dtype(dtype: torch.dtype, groups: int) -> None
     x = torch.randint(-2, 3, (2, 6, 6, 7), generator=gen).to(dtype)
     weight = torch.randint(-1, 2, (18 * groups, 6 // groups, 3, 3), generator=gen).to(dtype)
     g = Geometry.of("test", 1, 1, (2, 1), groups, pool_kernel=(2, 1))
-    check_forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=True, units="output")
+    check_forward(
+        conv_relu_pool.forward, x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=True, units="output"
+    )
 
 
 @pytest.mark.parametrize("slope, size", ((0.0, (16, 16)), (0.5, (11, 12))))
@@ -263,22 +203,6 @@ def test_nap_unpack() -> None:
     for sample in OPS["nap_unpack"].samples():
         got, want = nap_unpack.forward(*sample.args), OPS["nap_unpack"].reference(*sample.args)
         assert torch.equal(got, want), sample.label
-
-
-def train_step(backend: str, make_grad: str) -> list[torch.Tensor]:
-    gen = torch.Generator().manual_seed(9)
-    x1, x2 = (torch.randn(2, 3, 8, 8, generator=gen).requires_grad_() for _ in range(2))
-    weight = torch.randn(4, 3, 3, 3, generator=gen).requires_grad_()
-    with zb.use_backend(backend):
-        a, b = zb.conv_relu_pool2d(x1, weight, padding=1), zb.conv_relu_pool2d(x2, weight, padding=1)
-        r = torch.randn(4, 4, 4, 4, generator=gen)
-        if make_grad == "cat":
-            (torch.cat([a, b]) * r).sum().backward()
-        elif make_grad == "sum":
-            (a.sum() + b.sum()).backward()
-        else:
-            ((a + b).permute(0, 2, 3, 1) * r[:2]).sum().backward()
-    return [x1.grad, x2.grad, weight.grad]
 
 
 @pytest.mark.parametrize("make_grad", ("cat", "sum", "permute"))

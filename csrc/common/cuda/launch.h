@@ -23,7 +23,8 @@
 #define ZB_HOST_DEVICE __host__ __device__ __forceinline__
 
 // ZB_SHARED_MEMORY declares `name`, a pointer to the dynamic shared memory of the block: as many bytes as the
-// launch gave. ZB_SHARED_ARRAY declares `name`, a pointer to `count` elements whose number the compiler knows.
+// launch gave. ZB_SHARED_ARRAY declares `name`, a pointer to `count` elements whose number the compiler
+// knows.
 #ifdef ZB_CUDA_EMULATION
 #define ZB_SHARED_MEMORY(type, name) \
   type* const name = static_cast<type*>(::zb::cuda::emulation::dynamic_shared())
@@ -46,8 +47,8 @@ constexpr unsigned kWholeWarp = 0xffffffffu;
 // How many pieces of `size` cover `count`.
 ZB_HOST_DEVICE int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-// The device of a tensor made current, and the caller's stream on it, as long as one op runs. The tensors must
-// outlive it: errors name the op and their shapes.
+// The device of a tensor made current, and the caller's stream on it, as long as one op runs. The tensors
+// must outlive it: errors name the op and their shapes.
 class Place {
  public:
 #ifdef ZB_CUDA_EMULATION

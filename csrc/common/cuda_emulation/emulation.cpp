@@ -1,5 +1,5 @@
-// The fibres, the barriers and the warps of the emulation. Compiled without sanitizer instrumentation in every
-// build: what the scheduler itself touches must not look like a kernel's access.
+// The fibres, the barriers and the warps of the emulation. Compiled without sanitizer instrumentation in
+// every build: what the scheduler itself touches must not look like a kernel's access.
 #include "common/cuda_emulation/emulation.h"
 
 #include <sys/mman.h>
@@ -27,15 +27,16 @@ const Indices* here = nullptr;
 
 namespace {
 
-#if defined(ZB_EMULATION_ASAN) || defined(ZB_EMULATION_TSAN)
+#ifdef ZB_EMULATION_ASAN
 constexpr size_t kStack = 256 * 1024;
 #else
-constexpr size_t kStack = 64 * 1024;
+constexpr size_t kStack = 32 * 1024;
 #endif
 constexpr uint64_t kCanary = 0x7a65726f62696173;
 constexpr size_t kMostShared = 227 * 1024;  // of one block on sm_90
 
-// --- switching stacks: 20 ns by hand, 500 ns by ucontext, which saves signal masks ------------------------------
+// --- switching stacks: 20 ns by hand, 500 ns by ucontext, which saves signal masks
+// ------------------------------
 
 #if defined(__x86_64__)
 using Context = void*;  // the stack pointer, below which the callee-saved registers lie
@@ -83,7 +84,8 @@ void prepare(Context& context, unsigned char* stack, void (*entry)()) {
 }
 #endif
 
-// --- what runs ------------------------------------------------------------------------------------------------
+// --- what runs
+// ------------------------------------------------------------------------------------------------
 
 struct Meeting {  // of lanes at one collective instruction
   Lanes lanes;
@@ -126,10 +128,10 @@ struct Shared {
 
 struct Launch {
   const std::function<void()>* body;
-  std::vector<unsigned char*> memory;  // all blocks' shared memory: kept to the end, so that no block's memory
-                                       // is another's and freeing it is no access
-  std::vector<void*> fibers;           // all blocks' for TSan, kept too: a thread that takes a finished one's
-                                       // place would pass for it
+  std::vector<unsigned char*> memory;  // all blocks' shared memory: kept to the end, so that no block's
+                                       // memory is another's and freeing it is no access
+  std::vector<void*> fibers;  // all blocks' for TSan, kept too: a thread that takes a finished one's
+                              // place would pass for it
   std::string failure;
   char finished = 0;  // a token: every thread's end comes before the launch's
 };
@@ -218,7 +220,8 @@ void entry() {
 #endif
   try {
     (*launch->body)();
-    if (!current->copies.empty()) fault("returned without waiting for its asynchronous copies", {"end of kernel", 0});
+    if (!current->copies.empty())
+      fault("returned without waiting for its asynchronous copies", {"end of kernel", 0});
   } catch (const Fault& f) {
     launch->failure = f.what();
   } catch (const std::exception& e) {
@@ -257,11 +260,13 @@ unsigned char* allocate_shared(size_t bytes) {
   return data;
 }
 
-// Stacks for the threads of one block. TSan must not see one launch's in the next: there they are new each time.
+// Stacks for the threads of one block. TSan must not see one launch's in the next: there they are new each
+// time.
 class Stacks {
  public:
   explicit Stacks(size_t count) : bytes_(count * kStack) {
-    void* const all = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const all =
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (all == MAP_FAILED) throw std::runtime_error("no memory for the stacks of a block");
     data_ = static_cast<unsigned char*>(all);
   }
@@ -289,7 +294,8 @@ void run_block(int64_t index, int64_t blocks, int threads, size_t shared) {
   state.shared.push_back({{"dynamic shared memory", 0}, allocate_shared(shared), shared});
   for (int t = 0; t < threads; ++t) {
     Fiber& f = state.fibers[t];
-    f.indices = {dim3(t), dim3(static_cast<unsigned>(index)), dim3(threads), dim3(static_cast<unsigned>(blocks))};
+    f.indices = {dim3(t), dim3(static_cast<unsigned>(index)), dim3(threads),
+                 dim3(static_cast<unsigned>(blocks))};
     f.warp = &state.warps[t / 32];
     f.lane = t % 32;
     f.warp->lanes[f.lane] = &f;
@@ -301,7 +307,8 @@ void run_block(int64_t index, int64_t blocks, int threads, size_t shared) {
 #endif
   }
   const auto ended = [&](Fiber& f) {
-    if (*reinterpret_cast<uint64_t*>(f.stack) != kCanary) throw Fault(who(f) + ": its stack ran over in the emulation");
+    if (*reinterpret_cast<uint64_t*>(f.stack) != kCanary)
+      throw Fault(who(f) + ": its stack ran over in the emulation");
     return !launch->failure.empty();
   };
   try {
@@ -384,9 +391,11 @@ void block_barrier(Site site) {
 
 int lane() { return current->lane; }
 
-const Lanes& meet(unsigned mask, const void* mine, size_t bytes, const char* instruction, Site site, bool one_site) {
+const Lanes& meet(unsigned mask, const void* mine, size_t bytes, const char* instruction, Site site,
+                  bool one_site) {
   Fiber& self = *current;
-  if (!(mask >> self.lane & 1)) fault(std::string(instruction) + ": the mask leaves out the lane that calls", site);
+  if (!(mask >> self.lane & 1))
+    fault(std::string(instruction) + ": the mask leaves out the lane that calls", site);
   if (self.meeting != nullptr) --self.meeting->readers;
   Meeting* meeting = nullptr;
   for (const auto& m : self.warp->meetings) {
@@ -405,7 +414,8 @@ const Lanes& meet(unsigned mask, const void* mine, size_t bytes, const char* ins
     meeting->instruction = instruction;
     meeting->site = site;
   } else if (meeting->mask != mask || std::strcmp(meeting->instruction, instruction) != 0 ||
-             (one_site && (meeting->site.line != site.line || std::strcmp(meeting->site.file, site.file) != 0))) {
+             (one_site &&
+              (meeting->site.line != site.line || std::strcmp(meeting->site.file, site.file) != 0))) {
     fault(std::string("divergent warp: this lane is at ") + instruction + ", others of its mask at " +
               meeting->instruction + " (" + at(meeting->site) + ")",
           site);
@@ -417,7 +427,8 @@ const Lanes& meet(unsigned mask, const void* mine, size_t bytes, const char* ins
   self.meeting = meeting;
   if (meeting->arrived == mask) {
     for (Fiber* f : self.warp->lanes) {
-      if (f != nullptr && f != &self && f->state == State::kAtWarp && f->meeting == meeting) f->state = State::kReady;
+      if (f != nullptr && f != &self && f->state == State::kAtWarp && f->meeting == meeting)
+        f->state = State::kReady;
     }
   } else {
     self.state = State::kAtWarp;
@@ -436,7 +447,8 @@ void warp_barrier(unsigned mask, Site site) {
 
 void check_source(unsigned mask, int from, const char* instruction, Site site) {
   if (from < 0 || from > 31 || !(mask >> from & 1)) {
-    fault(std::string(instruction) + ": reads lane " + std::to_string(from) + ", which the mask leaves out", site);
+    fault(std::string(instruction) + ": reads lane " + std::to_string(from) + ", which the mask leaves out",
+          site);
   }
 }
 
@@ -461,7 +473,8 @@ void note_copy(const Copy& copy, Site) {
 
 bool take_copy(int newest_group, Copy& copy) {
   auto& copies = current->copies;
-  const auto found = std::find_if(copies.begin(), copies.end(), [&](const Copy& c) { return c.group <= newest_group; });
+  const auto found =
+      std::find_if(copies.begin(), copies.end(), [&](const Copy& c) { return c.group <= newest_group; });
   if (found == copies.end()) return false;
   copy = *found;
   copies.erase(found);

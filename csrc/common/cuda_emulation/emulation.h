@@ -1,8 +1,9 @@
-// CUDA kernels on the host: what device code sees of a GPU, for the same source compiled by the host compiler.
+// CUDA kernels on the host: what device code sees of a GPU, for the same source compiled by the host
+// compiler.
 //
-// Each CUDA thread is a fibre, one block runs at a time, and the threads of a block take turns in one thread of
-// the operating system. What a real card leaves undefined is a fault here and raises (see README.md). Kernels
-// never include this file themselves: common/cuda/launch.h and common/cuda/ptx.h do.
+// Each CUDA thread is a fibre, one block runs at a time, and the threads of a block take turns in one thread
+// of the operating system. What a real card leaves undefined is a fault here and raises (see README.md).
+// Kernels never include this file themselves: common/cuda/launch.h and common/cuda/ptx.h do.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -33,7 +34,11 @@ extern const Indices* here;  // of the thread that runs now
 
 // Runs `body` for every thread of every block. At most kMostBlocks blocks, so that kernels stride over their
 // items as they do where a problem is larger than a grid. Raises where a thread made a fault.
+#ifdef ZB_EMULATION_TSAN
+constexpr int64_t kMostBlocks = 2;  // its fibres cost 0.2 ms each
+#else
 constexpr int64_t kMostBlocks = 5;
+#endif
 void run(const char* op, const char* kernel, int64_t items, int threads, size_t shared,
          const std::function<void()>& body);
 
@@ -65,15 +70,16 @@ struct Lanes {
 };
 
 // Waits until every lane of `mask` has come to the same instruction, and gives what they brought. With
-// `one_site` (the .aligned instructions) they must have come to the same place in the source as well. Orders no
-// memory.
+// `one_site` (the .aligned instructions) they must have come to the same place in the source as well. Orders
+// no memory.
 const Lanes& meet(unsigned mask, const void* mine, size_t bytes, const char* instruction, Site site,
                   bool one_site = false);
 void warp_barrier(unsigned mask, Site site);  // __syncwarp: meet, and orders memory
 int lane();
 
 template <class T>
-const Lanes& exchange(unsigned mask, const T& mine, const char* instruction, Site site, bool one_site = false) {
+const Lanes& exchange(unsigned mask, const T& mine, const char* instruction, Site site,
+                      bool one_site = false) {
   return meet(mask, &mine, sizeof(T), instruction, site, one_site);
 }
 void check_source(unsigned mask, int from, const char* instruction, Site site);  // shuffles
@@ -82,16 +88,17 @@ void check_source(unsigned mask, int from, const char* instruction, Site site); 
 void check_aligned(const void* at, size_t bytes, Site site);
 void check_shared(const void* at, size_t bytes, Site site);
 
-// cp.async: 16 bytes, of which the first `bytes` come from `from` and the rest are 0. Until its wait the target
-// holds 0xff.
+// cp.async: 16 bytes, of which the first `bytes` come from `from` and the rest are 0. Until its wait the
+// target holds 0xff.
 struct Copy {
   unsigned char* to;
   const unsigned char* from;
   int bytes, group;
 };
 void note_copy(const Copy& copy, Site site);
-bool take_copy(int newest_group, Copy& copy);  // one pending copy of that group or an older one, until none is
-int commit_group();                            // closes the open group; the number of closed ones
+bool take_copy(int newest_group,
+               Copy& copy);  // one pending copy of that group or an older one, until none is
+int commit_group();          // closes the open group; the number of closed ones
 int closed_groups();
 
 inline void copy_async(void* to, const void* from, int bytes, ZB_SITE) {
@@ -170,7 +177,8 @@ void multiply_fragments(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, u
 
 }  // namespace zb::cuda::emulation
 
-// --- the names that device code uses ----------------------------------------------------------------------------
+// --- the names that device code uses
+// ----------------------------------------------------------------------------
 
 #define threadIdx (::zb::cuda::emulation::here->thread)
 #define blockIdx (::zb::cuda::emulation::here->block)

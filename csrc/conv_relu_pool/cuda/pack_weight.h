@@ -23,8 +23,8 @@ struct WeightOrder {
 constexpr int kPackThreads = 256;
 
 template <class T, int LANES>
-__global__ void pack_weight(WeightOrder order, const T* __restrict__ weight,
-                            cuda::Sum<T>* __restrict__ packed) {
+__global__ void __launch_bounds__(kPackThreads)
+    pack_weight(WeightOrder order, const T* __restrict__ weight, cuda::Sum<T>* __restrict__ packed) {
   const int64_t blocks = cuda::pieces(order.channels, LANES), taps = order.taps();
   const int64_t count = order.groups * blocks * taps * LANES;
   for (int64_t i = int64_t{blockIdx.x} * kPackThreads + threadIdx.x; i < count;

@@ -9,14 +9,7 @@
 //      the pool happens in registers and the un-pooled map is never written. Not yet run on a card.
 //
 // Overlapping windows compute the shared map values once for each window.
-#include <cmath>
-
-#include "common/cuda/bits.h"
-#include "common/cuda/dtype.h"
-#include "common/last_kernel.h"
-#include "common/register.h"
-#include "conv_relu_pool/cuda/backward.h"
-#include "conv_relu_pool/cuda/geometry.h"
+#include "conv_relu_pool/cuda/forward.h"
 #include "conv_relu_pool/cuda/pack_weight.h"
 
 namespace zb::conv_relu_pool {
@@ -26,19 +19,6 @@ using cuda::Sum;
 
 constexpr int kThreads = 128;
 constexpr int kBlocksPerSm = 4;  // at most 128 registers; left to itself ptxas takes fewer and spills
-
-// Where bits go; nullptr where not wanted. `image_bits` is the distance of two images in sig, `plane_bits`
-// that of two planes of a bit code.
-struct Sinks {
-  uint64_t* map_sig;     // units "relu": act > 0 over the un-pooled map
-  uint64_t* output_sig;  // units "output": y > 0 (also "relu" without a pool)
-  uint64_t* winner_sig;  // units "winner": unit_bits bits of each code
-  uint64_t* map_code;    // where the gradient's factor is 1, over the un-pooled map
-  void* position_code;   // max pooling: uint8, or int32 where `wide`
-  bool wide;
-  Strides code_strides;
-  int64_t image_bits, plane_bits, unit_bits;
-};
 
 // LANES channels of one group at one place of (image, row, column): what a thread works on.
 template <int LANES>
@@ -94,12 +74,6 @@ ZB_DEVICE void convolve(const Geometry& g, const T* __restrict__ x, const Stride
   }
 #pragma unroll
   for (int j = 0; j < LANES; ++j) pre[j] = cuda::rounded<T>(pre[j]);
-}
-
-// Where the gradient passes unscaled: pre > 0, and at slope 0 also NaN. `act` tells it as well as `pre`.
-template <class A>
-ZB_DEVICE bool passes(A act, A slope) {
-  return act > 0 || (slope == 0 && act != act);
 }
 
 // Bits of up to 32 neighbouring map positions of one window row, for each channel.
@@ -201,12 +175,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         y[task.n * y_strides.n + k * y_strides.c + p * y_strides.h + q * y_strides.w] =
             cuda::narrow<T>(value);
         if (sinks.position_code) {
-          int code = 0;
-          if (slope > 0) {
-            code = 1 + 2 * winner[l] + (value > 0 ? 0 : 1);
-          } else if (passes(value, slope)) {
-            code = 1 + winner[l];
-          }
+          const int code = position_code(value, slope, winner[l]);
           const Strides& s = sinks.code_strides;
           const int64_t at = task.n * s.n + k * s.c + p * s.h + q * s.w;
           if (sinks.wide) {
@@ -279,45 +248,20 @@ void run(const cuda::Place& place, const Problem& p, const Geometry& g, const Te
   }
 }
 
-void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out) {
-  const cuda::Place place("conv_relu_pool2d", x, &weight);
-  Sinks sinks{};
-  sinks.unit_bits = p.unit_bits;
-  sinks.image_bits = words_for(p.unit_count()) * 64;
-  sinks.plane_bits = p.map_words() * 64;
-  if (p.units != Units::kNone) {
-    auto* const sig = cuda::write<uint64_t>(out.sig);
-    if (p.units == Units::kWinner) {
-      sinks.winner_sig = sig;
-    } else if (p.units == Units::kRelu && p.pool != Pool::kNone) {
-      sinks.map_sig = sig;
-    } else {
-      sinks.output_sig = sig;
-    }
-    place.clear(out.sig, out.sig.numel() * 8);
-  }
-  if (p.need_code && p.pool == Pool::kMax) {
-    sinks.position_code = out.code.mutable_data_ptr();
-    sinks.wide = p.code_dtype == ScalarType::Int;
-    sinks.code_strides = strides_of(out.code);
-  } else if (p.need_code) {
-    sinks.map_code = cuda::write<uint64_t>(out.code);
-    place.clear(out.code, out.code.numel() * 8);
-  }
-  const Geometry g = geometry_of(p);
-  cuda::dispatch(p.dtype, [&](auto type) {
+void run_general(const Call& c) {
+  cuda::dispatch(c.p.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     constexpr int kLanes = sizeof(T) == 8 ? 4 : 8;
-    if (p.Kg > kLanes / 2) {
-      run<T, kLanes>(place, p, g, x, weight, out, sinks);
+    if (c.p.Kg > kLanes / 2) {
+      run<T, kLanes>(c.place, c.p, c.g, c.x, c.weight, c.out, c.sinks);
     } else {
-      run<T, 1>(place, p, g, x, weight, out, sinks);
+      run<T, 1>(c.place, c.p, c.g, c.x, c.weight, c.out, c.sinks);
     }
   });
-  note_kernel("direct simt");
 }
 
-const Registration registration("CUDA", {ZB_CONV_RELU_POOL_KERNELS(forward, backward)});
-
 }  // namespace
+
+const ForwardKernel kGeneral{"general simt", [](const Call&) -> const char* { return nullptr; }, run_general};
+
 }  // namespace zb::conv_relu_pool

@@ -1,0 +1,114 @@
+"""Exact comparisons: in small whole numbers sums are exact in any order, so kernels must agree bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from compare import whole_numbers
+
+import zbkernels as zb
+from zbkernels.ops import OPS
+from zbkernels.ops._geometry import Geometry, memory_format
+from zbkernels.ops._op import Sample
+
+# The package's attribute of this name is the public function.
+conv_ops = importlib.import_module("zbkernels.ops.conv_relu_pool2d")
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPE_IDS = ("f32", "f64", "f16", "bf16")
+
+
+@functools.cache
+def samples_of(op: str, dtype: torch.dtype) -> dict[str, Sample]:
+    return {sample.label: sample for sample in OPS[op].samples("cpu", dtype)}
+
+
+def exact_sample(op: str, dtype: torch.dtype, label: str) -> Sample:
+    """The sample in small whole numbers: sums are exact in any order, so that results are compared bit for bit."""
+    sample = samples_of(op, dtype)[label]
+    return sample if label.startswith(("subnormals", "overflow")) else whole_numbers(sample)
+
+
+def same(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal in shape, dtype and every value, NaN included (the sign of a zero is free)."""
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def rounded_conv(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> torch.Tensor:
+    """conv2d in float64, rounded once to x's dtype."""
+    dilation = [1 if weight.shape[2 + d] == 1 else g.dilation[d] for d in (0, 1)]
+    return F.conv2d(x.double(), weight.double(), None, g.stride, g.padding, dilation, g.groups).to(x.dtype)
+
+
+def expected_forward(
+    x: torch.Tensor, weight: torch.Tensor, g: Geometry, need_code: bool, units: str
+) -> tuple[torch.Tensor, ...]:
+    """The reference behind a convolution that is exact up to one rounding: the reference's own is a 1x1 of ones."""
+    pre = rounded_conv(x, weight, g).contiguous(memory_format=memory_format(x))
+    K = weight.shape[0]
+    pooling = g._replace(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=K)
+    subnormal = (pre != 0) & (pre.abs() < torch.finfo(pre.dtype).tiny)
+    # torch's bfloat16 convolution takes subnormal numbers for zero where the processor has AVX512-BF16.
+    dtype = torch.float32 if pre.dtype == torch.bfloat16 and subnormal.any() else pre.dtype
+    ones = torch.ones(K, 1, 1, 1, dtype=dtype)
+    y, code, sig = conv_ops.forward_reference(pre.to(dtype), ones, pooling, need_code, units)
+    return y.to(pre.dtype), code, sig
+
+
+def check_forward(
+    forward: Any, x: torch.Tensor, weight: torch.Tensor, *conv: Any, need_code: bool, units: str, **pool: Any
+) -> None:
+    """A forward pass against :func:`expected_forward`: values, codes, signatures and strides."""
+    g = Geometry.of("test", *conv, **pool)
+    got = forward(x, weight, *conv, need_code=need_code, units=units, **pool)
+    want = expected_forward(x, weight, g, need_code, units)
+    same(got[0], want[0])
+    assert got[0].stride() == want[0].stride()
+    if need_code:
+        same(got[1], want[1])
+        assert got[1].stride() == want[1].stride()
+    else:
+        assert got[1].shape == (0,)
+    same(got[2], want[2])
+
+
+def check_backward(backward: Any, dtype: torch.dtype, label: str) -> None:
+    """Against the reference in float64; the bound is a rounding for each step, relative to the sum of magnitudes."""
+    sample = samples_of("_conv_relu_pool2d_backward", dtype)[label]
+    grad, x, weight, code = sample.args[:4]
+    kwargs = {k: v for k, v in sample.kwargs.items() if k not in ("need_x", "need_weight")}
+    g = Geometry.of("test", *sample.args[4:], **kwargs)
+    needs = sample.kwargs["need_x"], sample.kwargs["need_weight"]
+    got = backward(*sample.args, **sample.kwargs)
+    wide = [t.double() for t in (grad, x, weight)]
+    want = conv_ops.backward_reference(*wide, code, g, *needs)
+    bound = conv_ops.backward_reference(*(t.abs() for t in wide), code, g, *needs)
+    for result, right, limit, tensor, needed in zip(got, want, bound, (x, weight), needs, strict=True):
+        if not needed:
+            assert result.shape == (0,) and result.dtype == dtype
+            continue
+        assert result.shape == tensor.shape and result.dtype == dtype
+        assert result.is_contiguous(memory_format=memory_format(tensor))
+        largest = limit[limit.isfinite()].max().item() if limit.isfinite().any() else 0.0
+        right = right.to(dtype).double()  # half precision may overflow, as it should
+        allowed = 8 * torch.finfo(dtype).eps * largest + torch.finfo(dtype).tiny
+        torch.testing.assert_close(result.double(), right, rtol=0, atol=allowed, equal_nan=True)
+
+
+def train_step(backend: str, make_grad: str) -> list[torch.Tensor]:
+    gen = torch.Generator().manual_seed(9)
+    x1, x2 = (torch.randn(2, 3, 8, 8, generator=gen).requires_grad_() for _ in range(2))
+    weight = torch.randn(4, 3, 3, 3, generator=gen).requires_grad_()
+    with zb.use_backend(backend):
+        a, b = zb.conv_relu_pool2d(x1, weight, padding=1), zb.conv_relu_pool2d(x2, weight, padding=1)
+        r = torch.randn(4, 4, 4, 4, generator=gen)
+        if make_grad == "cat":
+            (torch.cat([a, b]) * r).sum().backward()
+        elif make_grad == "sum":
+            (a.sum() + b.sum()).backward()
+        else:
+            ((a + b).permute(0, 2, 3, 1) * r[:2]).sum().backward()
+    return [x1.grad, x2.grad, weight.grad]
