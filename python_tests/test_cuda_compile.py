@@ -48,6 +48,8 @@ KERNELS = [
     "add_slices",
     "tiles",
     "pack_words",
+    "pack_vectors",
+    "pack_columns",
 ]
 
 
@@ -62,6 +64,7 @@ class Meant(NamedTuple):
 
 MEANT = [
     Meant(r"nap::unpack_bits", r"STG\.E\.128"),
+    Meant(r"nap::pack_vectors<.+>", r"LDG\.E\.128"),
     # The packed weights of several channels.
     Meant(r"conv_relu_pool::(windows|uncovered|input_grad)<\w+, [48]>", r"LDG\.E\.128"),
 ]
