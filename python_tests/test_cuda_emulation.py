@@ -1,7 +1,7 @@
 """Every CUDA kernel on the host, through the emulation: against exact results, in this process and under sanitizers.
 
-``pytest python_tests/test_cuda_emulation.py`` takes the plain build. The last tests here start this file again in
-processes with AddressSanitizer and UBSan, and with ThreadSanitizer, on a part of the cases.
+``pytest python_tests/test_cuda_emulation.py`` takes the plain build. The last tests here start these files again
+in processes with AddressSanitizer and UBSan, and with ThreadSanitizer, on a part of the cases.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ import zbkernels as zb
 from zbkernels import _loader
 from zbkernels.ops import OPS
 
+FILES = sorted(Path(__file__).parent.glob("test_cuda_emulation*.py"))
 SANITIZER = os.environ.get("ZBKERNELS_SANITIZER", "")
 if not _loader.emulated_path().exists():
     pytest.skip(MISSING, allow_module_level=True)
@@ -126,7 +128,7 @@ def test_under_a_sanitizer(kind: str) -> None:
     if not library(kind).exists():
         pytest.skip(MISSING)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, FILES)],
         env=environment(kind),
         capture_output=True,
         text=True,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 from emulation import KINDS, MISSING, environment, library
 
-pytestmark = pytest.mark.skipif(not library("plain").exists(), reason=MISSING)
+pytestmark = [
+    pytest.mark.skipif(not library("plain").exists(), reason=MISSING),
+    pytest.mark.skipif(bool(os.environ.get("ZBKERNELS_SANITIZER")), reason="starts sanitizers of its own"),
+]
 
 RUN = """
 import ctypes, sys, torch

@@ -55,6 +55,7 @@ class LibraryState:
 
 _states: dict[str, LibraryState] = {}
 _handles: dict[str, ctypes.CDLL] = {}
+_tf32 = (False, False)  # what the CUDA kernels were last told
 
 
 def load() -> None:
@@ -112,6 +113,7 @@ def load_emulated() -> LibraryState:
                 library = ctypes.CDLL(str(path))
                 trouble = _text(library, "zb_registration_error")
                 _handles["_C_emulated"] = library
+                allow_tf32(*_tf32)
                 state = dataclasses.replace(state, loaded=not trouble, reason=trouble)
             except OSError as error:
                 state = dataclasses.replace(state, reason=str(error))
@@ -124,6 +126,16 @@ def set_highest_precision(on: bool) -> None:
     library = _handles.get("_C_cpu")
     if library is not None:
         library.zb_cpu_set_highest_precision(int(on))
+
+
+def allow_tf32(convolution: bool, matmul: bool) -> None:
+    """Tells the CUDA kernels whether float32 may be rounded to TF32; until told otherwise it may not."""
+    global _tf32
+    _tf32 = convolution, matmul
+    for name in ("_C_cuda", "_C_emulated"):
+        library = _handles.get(name)
+        if library is not None:
+            library.zb_cuda_allow_tf32(int(convolution), int(matmul))
 
 
 def cpu_capability() -> str:

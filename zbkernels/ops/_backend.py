@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from zbkernels import _loader
+from zbkernels.ops import _tf32
 from zbkernels.ops._op import OPS, Kernel, Op, below_autograd
 
 BACKENDS = ("auto", "reference", "cpu", "cuda", "triton")
@@ -186,6 +187,7 @@ def emulated_function(name: str) -> Any:
     """The op ``name`` of the emulated library."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        _tf32.follow()
         with below_autograd():
             return getattr(torch.ops.zb_emulated, name)(*args, **kwargs)
 

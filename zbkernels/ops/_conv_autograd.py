@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from zbkernels.ops import _tf32
 from zbkernels.ops._conv_reference import Tensors2, Tensors3, backward_reference
 from zbkernels.ops._geometry import Geometry
 from zbkernels.ops._op import below_autograd, needs_grad
@@ -19,9 +20,11 @@ class Passes(NamedTuple):
     backward: Callable[..., Tensors2]
 
 
-def _registered_forward(*args: Any, **kwargs: Any) -> Tensors3:
+def _registered_forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> Tensors3:
+    if x.is_cuda:
+        _tf32.follow()
     with below_autograd():
-        return torch.ops.zb._conv_relu_pool2d_forward(*args, **kwargs)
+        return torch.ops.zb._conv_relu_pool2d_forward(x, *args, **kwargs)
 
 
 def _registered_backward(*args: Any, **kwargs: Any) -> Tensors2:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from zbkernels.ops import _backend
+from zbkernels.ops import _backend, _tf32
 from zbkernels.ops._conv_autograd import (
     REGISTERED,
     ConvReLUPoolFunction,
@@ -147,6 +147,8 @@ def autograd(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -
         g = Geometry.of("conv_relu_pool2d", *args, **kwargs)
         check("conv_relu_pool2d", x, weight, g)
         return ConvReLUPoolFunction.apply(REGISTERED, x, weight, g, False, "")[0]
+    if x.is_cuda:
+        _tf32.follow()
     with below_autograd():
         return torch.ops.zb.conv_relu_pool2d(x, weight, *args, **kwargs)
 
@@ -303,6 +305,8 @@ def conv_relu_pool2d(
         count_include_pad=count_include_pad,
         negative_slope=negative_slope,
     )
+    if x.is_cuda and not torch.compiler.is_compiling():
+        _tf32.follow()
     kernel = _backend.forced_kernel(
         OP, x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units=""
     )

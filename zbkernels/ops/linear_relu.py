@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from zbkernels.ops import _backend
+from zbkernels.ops import _backend, _tf32
 from zbkernels.ops._op import (
     Op,
     Sample,
@@ -108,6 +108,8 @@ class LinearReLUFunction(torch.autograd.Function):
 def registered_forward(
     x: torch.Tensor, weight: torch.Tensor, slope: float, need_sig: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if x.is_cuda:
+        _tf32.follow()
     with below_autograd():
         if need_sig:
             return torch.ops.zb.linear_relu_nap(x, weight, slope)

@@ -15,6 +15,16 @@ ZB_DEVICE void or_bits(uint64_t* words, int64_t first, uint32_t bits) {
   if (rest != 0) atomicOr(word + 1, rest);
 }
 
+// Bit i of `bits` becomes bit 2·i.
+ZB_DEVICE uint64_t spread(uint32_t bits) {
+  uint64_t v = bits;
+  v = (v | v << 16) & 0x0000ffff0000ffffu;
+  v = (v | v << 8) & 0x00ff00ff00ff00ffu;
+  v = (v | v << 4) & 0x0f0f0f0f0f0f0f0fu;
+  v = (v | v << 2) & 0x3333333333333333u;
+  return (v | v << 1) & 0x5555555555555555u;
+}
+
 // One bit per lane: lanes hold consecutive units `at` of rows of `length` units, `first` is the bit of this
 // lane. The first lane of each row within the warp writes the row's bits. All lanes of the warp must call.
 ZB_DEVICE void or_lanes(uint64_t* words, int64_t first, int64_t at, int64_t length, bool live, bool on) {

@@ -60,6 +60,15 @@ ZB_DEVICE Sum<T> activate(Sum<T> v, Sum<T> slope) {
   return rounded<T>(multiply(v, slope));
 }
 
+// The same bits as another type.
+template <class To, class From>
+ZB_DEVICE To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "only between types of one size");
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
 template <class T>
 struct Type {
   using type = T;

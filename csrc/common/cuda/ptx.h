@@ -108,14 +108,15 @@ ZB_DEVICE void multiply_fragments(float (&sums)[4], const uint32_t (&a)[4], uint
 #endif
 }
 
-// The nearest TF32 number (10 bits of fraction, ties away from zero), as a float. NaN and inf stay.
-ZB_DEVICE float to_tf32(float value) {
+// The bits of the TF32 number (10 bits of fraction) nearest to a float, ties away from zero. NaN and inf
+// stay.
+ZB_DEVICE uint32_t round_tf32(uint32_t bits) {
 #ifdef ZB_CUDA_EMULATION
-  return emulation::to_tf32(value);
+  return emulation::round_tf32(bits);
 #else
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return __uint_as_float(bits);
+  uint32_t rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+  return rounded;
 #endif
 }
 

@@ -127,12 +127,8 @@ inline void load_matrices(uint32_t (&to)[4], const void* row, ZB_SITE) {
   }
 }
 
-inline float to_tf32(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x1000u) & ~0x1fffu;
-  std::memcpy(&value, &bits, 4);
-  return value;
+inline uint32_t round_tf32(uint32_t bits) {
+  return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
 }
 
 // The numbers in one 32-bit register of a fragment: two of T, or one TF32 (whose low bits the card ignores).

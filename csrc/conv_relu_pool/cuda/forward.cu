@@ -35,7 +35,7 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
   }
   const Geometry g = geometry_of(p);
   const Call call{place, p, g, x, weight, out, sinks};
-  for (const ForwardKernel* kernel : {&kGeneral}) {
+  for (const ForwardKernel* kernel : {&kTensorCore, &kFmaTiles, &kGeneral}) {
     if (kernel->can_run(call) != nullptr) continue;
     kernel->run(call);
     return note_kernel(kernel->name);

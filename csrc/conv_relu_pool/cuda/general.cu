@@ -230,38 +230,60 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-template <class T, int LANES>
-void run(const cuda::Place& place, const Problem& p, const Geometry& g, const Tensor& x, const Tensor& weight,
-         const Outputs& out, const Sinks& sinks) {
-  using Tap = Lanes<Sum<T>, LANES>;
-  const auto& s = p.w_strides;
-  const WeightOrder order{p.groups, p.Kg, {p.Cg, p.R, p.S}, p.Kg * s[0], s[0], {s[1], s[2], s[3]}};
-  const Tensor packed = packed_weight<T, LANES>(place, order, weight);
-  const auto* taps = static_cast<const Tap*>(packed.const_data_ptr());
-  const Strides x_strides{p.x_strides[0], p.x_strides[1], p.x_strides[2], p.x_strides[3]};
-  cuda::launch(place, "conv_relu_pool windows", windows<T, LANES>, Task<LANES>::items(g, g.out_size()),
-               kThreads, 0, g, cuda::read<T>(x), x_strides, taps, cuda::write<T>(out.y), strides_of(out.y),
-               sinks);
-  if ((sinks.map_sig || sinks.map_code) && !(g.h.all_covered() && g.w.all_covered())) {
-    cuda::launch(place, "conv_relu_pool uncovered", uncovered<T, LANES>, Task<LANES>::items(g, g.map_size()),
-                 kThreads, 0, g, cuda::read<T>(x), x_strides, taps, sinks);
-  }
-}
-
-void run_general(const Call& c) {
+// Calls f(Type<T>{}, lanes) for the dtype and the number of output channels at hand.
+template <class F>
+void dispatch_lanes(const Call& c, F&& f) {
   cuda::dispatch(c.p.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    constexpr int kLanes = sizeof(T) == 8 ? 4 : 8;
+    constexpr int kLanes = sizeof(typename decltype(type)::type) == 8 ? 4 : 8;
     if (c.p.Kg > kLanes / 2) {
-      run<T, kLanes>(c.place, c.p, c.g, c.x, c.weight, c.out, c.sinks);
+      f(type, std::integral_constant<int, kLanes>{});
     } else {
-      run<T, 1>(c.place, c.p, c.g, c.x, c.weight, c.out, c.sinks);
+      f(type, std::integral_constant<int, 1>{});
     }
   });
 }
 
+template <class T, int LANES>
+Tensor taps_of(const Call& c) {
+  const auto& s = c.p.w_strides;
+  const WeightOrder order{c.p.groups,    c.p.Kg, {c.p.Cg, c.p.R, c.p.S},
+                          c.p.Kg * s[0], s[0],   {s[1], s[2], s[3]}};
+  return packed_weight<T, LANES>(c.place, order, c.weight);
+}
+
+Strides strides_of_x(const Call& c) {
+  const auto& s = c.p.x_strides;
+  return {s[0], s[1], s[2], s[3]};
+}
+
+void run(const Call& c) {
+  dispatch_lanes(c, [&](auto type, auto lanes) {
+    using T = typename decltype(type)::type;
+    constexpr int kLanes = decltype(lanes)::value;
+    const Tensor taps = taps_of<T, kLanes>(c);
+    cuda::launch(c.place, "conv_relu_pool windows", windows<T, kLanes>,
+                 Task<kLanes>::items(c.g, c.g.out_size()), kThreads, 0, c.g, cuda::read<T>(c.x),
+                 strides_of_x(c), static_cast<const Lanes<Sum<T>, kLanes>*>(taps.const_data_ptr()),
+                 cuda::write<T>(c.out.y), strides_of(c.out.y), c.sinks);
+  });
+  write_uncovered(c);
+}
+
 }  // namespace
 
-const ForwardKernel kGeneral{"general simt", [](const Call&) -> const char* { return nullptr; }, run_general};
+void write_uncovered(const Call& c) {
+  const bool wanted = c.p.pool != Pool::kNone && (c.sinks.map_sig || c.sinks.map_code);
+  if (!wanted || (c.g.h.all_covered() && c.g.w.all_covered())) return;
+  dispatch_lanes(c, [&](auto type, auto lanes) {
+    using T = typename decltype(type)::type;
+    constexpr int kLanes = decltype(lanes)::value;
+    const Tensor taps = taps_of<T, kLanes>(c);
+    cuda::launch(c.place, "conv_relu_pool uncovered", uncovered<T, kLanes>,
+                 Task<kLanes>::items(c.g, c.g.map_size()), kThreads, 0, c.g, cuda::read<T>(c.x),
+                 strides_of_x(c), static_cast<const Lanes<Sum<T>, kLanes>*>(taps.const_data_ptr()), c.sinks);
+  });
+}
+
+const ForwardKernel kGeneral{"general simt", [](const Call&) -> const char* { return nullptr; }, run};
 
 }  // namespace zb::conv_relu_pool

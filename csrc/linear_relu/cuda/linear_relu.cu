@@ -1,17 +1,22 @@
 // act(x weightᵀ) on a GPU, and the sign bits of its results.
 //
-// Floor (bytes): x, weight and y once (+ 1 bit a result). Floor (operations): rows·out·in multiply-adds in
-// float32 (float64) outside the tensor cores.
+// Floor (bytes): x, weight and y once (+ 1 bit a result). Floor (operations): rows·out·in multiply-adds, on
+// tensor cores for float16, bfloat16 and, where torch allows it, TF32; in float32 (float64) otherwise.
 //
 // Ladder
 //   1  64 × 64 tiles through shared memory, activation in the epilogue; a tile's 64 columns are one word of
 //   the
-//      signature, put together from ballots, so no word has two writers. Not yet run on a card.
+//      signature, put together from ballots, so no word has two writers. Kept for float64 and small layers.
+//   2  the tiles of the convolution (conv_relu_pool/cuda/tiles.h), to which a row of x is an image of one
+//   pixel.
+//      Emulated and compiled; not yet run on a card.
 #include "linear_relu/linear_relu.h"
 
+#include "common/cuda/tf32.h"
 #include "common/cuda/tile_product.h"
 #include "common/last_kernel.h"
 #include "common/register.h"
+#include "conv_relu_pool/cuda/tile_operands.h"
 
 namespace zb::linear_relu {
 namespace {
@@ -72,8 +77,41 @@ __global__ void __launch_bounds__(cuda::kTileThreads)
   }
 }
 
-void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& outputs) {
-  const cuda::Place place(p.need_sig ? "linear_relu_nap" : "linear_relu", x, &weight);
+// One row of x is an image of one pixel, one row of weight a 1×1 filter.
+conv_relu_pool::Geometry as_convolution(const Problem& p) {
+  const conv_relu_pool::Axis one{1, 1, 1, 0, 1, 1, 1, 1, 0, 1};
+  return {p.rows, p.in, p.out, p.in, p.out, 1, one, one, conv_relu_pool::Pool::kNone, true, p.slope};
+}
+
+template <class T, template <class, int> class Product>
+void run_tiles(const cuda::Place& place, const Problem& p, const Tensor& x, const Tensor& weight,
+               Outputs& outputs, bool tf32) {
+  namespace conv = conv_relu_pool;
+  const conv::Geometry g = as_convolution(p);
+  conv::Geometry rows = g;  // for the copy of x: rows are the pixels of one image
+  rows.N = 1, rows.h.in = p.rows;
+  conv::TileOperands o = conv::tile_operands<T>(place, rows, x, {0, x.stride(1), x.stride(0), 0}, weight,
+                                                {weight.stride(0), weight.stride(1), 0, 0}, tf32);
+  o.in.n = o.in.h;
+  conv::Sinks sinks{};
+  sinks.image_bits = p.words * 64;
+  if (p.need_sig) {
+    sinks.output_sig = cuda::write<uint64_t>(outputs.sig);
+    place.clear(outputs.sig, outputs.sig.numel() * 8);
+  }
+  conv::run_tiles<T, Product>(place, "linear_relu tiles", o.in, g, sinks, cuda::write<T>(outputs.y),
+                              {p.out, 1, p.out, p.out});
+}
+
+// Why the tiles of the convolution can't run this; nullptr where they can.
+const char* tiles_refuse(const Problem& p) {
+  if (p.dtype == ScalarType::Double) return "float64";
+  if (p.in < 8 || p.out < 8) return "fewer than 8 features or units";
+  return p.in < 1 << 30 ? nullptr : "2^30 features or more";
+}
+
+void run_small(const cuda::Place& place, const Problem& p, const Tensor& x, const Tensor& weight,
+               Outputs& outputs) {
   const int64_t items = cuda::pieces(p.rows, kTile) * cuda::pieces(p.out, kTile);
   cuda::dispatch(p.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -83,7 +121,25 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
                  Matrix{p.out, weight.stride(0), weight.stride(1)}, p.in, p.slope, cuda::write<T>(outputs.y),
                  p.need_sig ? cuda::write<uint64_t>(outputs.sig) : nullptr);
   });
-  note_kernel(p.need_sig ? "linear_relu_nap simt" : "linear_relu simt");
+  note_kernel("simt");
+}
+
+void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& outputs) {
+  const cuda::Place place(p.need_sig ? "linear_relu_nap" : "linear_relu", x, &weight);
+  if (tiles_refuse(p) != nullptr) return run_small(place, p, x, weight, outputs);
+  using conv_relu_pool::FmaProduct;
+  using conv_relu_pool::TensorCoreProduct;
+  if (p.dtype == ScalarType::Half) {
+    run_tiles<__half, TensorCoreProduct>(place, p, x, weight, outputs, false);
+  } else if (p.dtype == ScalarType::BFloat16) {
+    run_tiles<__nv_bfloat16, TensorCoreProduct>(place, p, x, weight, outputs, false);
+  } else if (cuda::tf32_allowed(cuda::Tf32::kMatmul) && !p.need_sig) {  // signatures are never made of TF32
+    run_tiles<float, TensorCoreProduct>(place, p, x, weight, outputs, true);
+  } else {
+    run_tiles<float, FmaProduct>(place, p, x, weight, outputs, false);
+    return note_kernel("fma tiles");
+  }
+  note_kernel("tensor core");
 }
 
 const Registration registration("CUDA", {ZB_LINEAR_RELU_KERNELS(forward)});

@@ -1,0 +1,135 @@
+// Operands of tiles.h: x as NHWC and weights as [K, taps, channels], channels padded to whole 16-byte chunks.
+#pragma once
+
+#include "conv_relu_pool/cuda/tiles.h"
+
+namespace zb::conv_relu_pool {
+
+constexpr int kCopyThreads = 256, kCopyTile = 32;
+
+// x [N, groups · Cg, H, W] of any strides → [N, H, W, groups, channels]: squares of 32 pixels × 32 channels
+// turn in shared memory, so that reads and writes both touch neighbours.
+template <class T>
+__global__ void __launch_bounds__(kCopyThreads)
+    chunk_image(Geometry g, int64_t channels, const T* __restrict__ x, Strides s, T* __restrict__ to) {
+  ZB_SHARED_ARRAY(T, tile, kCopyTile * (kCopyTile + 1));
+  constexpr int kPitch = kCopyTile + 1, kAtOnce = kCopyThreads / kCopyTile;
+  const int low = static_cast<int>(threadIdx.x) % kCopyTile, high = static_cast<int>(threadIdx.x) / kCopyTile;
+  const int64_t plane = g.h.in * g.w.in, all = g.groups * channels;
+  const int64_t down = cuda::pieces(plane, kCopyTile), across = cuda::pieces(all, kCopyTile);
+  for (int64_t item = blockIdx.x; item < g.N * down * across; item += gridDim.x) {
+    const int64_t n = item / across / down;
+    const int64_t first_pixel = item / across % down * kCopyTile, first_channel = item % across * kCopyTile;
+    const int64_t pixel = first_pixel + low;
+    for (int i = high; i < kCopyTile; i += kAtOnce) {
+      const int64_t padded = first_channel + i, c = padded % channels;
+      const bool exists = pixel < plane && padded < all && c < g.Cg;
+      const int64_t from =
+          n * s.n + (padded / channels * g.Cg + c) * s.c + pixel / g.w.in * s.h + pixel % g.w.in * s.w;
+      tile[i * kPitch + low] = exists ? x[from] : T(0.f);
+    }
+    __syncthreads();
+    for (int i = high; i < kCopyTile; i += kAtOnce) {
+      const int64_t row = first_pixel + i, padded = first_channel + low;
+      if (row < plane && padded < all) to[(n * plane + row) * all + padded] = tile[low * kPitch + i];
+    }
+    __syncthreads();
+  }
+}
+
+// weight [K, Cg, R, S] of any strides → [K, R·S, channels]; rounded to TF32 where wanted.
+template <class T>
+__global__ void __launch_bounds__(kCopyThreads)
+    chunk_weight(Geometry g, int64_t channels, const T* __restrict__ weight, Strides s, bool tf32,
+                 T* __restrict__ to) {
+  const int64_t taps = g.h.kernel * g.w.kernel, count = g.K * taps * channels;
+  for (int64_t i = int64_t{blockIdx.x} * kCopyThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kCopyThreads) {
+    const int64_t c = i % channels, tap = i / channels % taps, k = i / channels / taps;
+    T value = T(0.f);
+    if (c < g.Cg) value = weight[k * s.n + c * s.c + tap / g.w.kernel * s.h + tap % g.w.kernel * s.w];
+    if constexpr (sizeof(T) == 4) {
+      if (tf32) value = cuda::bits_as<float>(cuda::round_tf32(cuda::bits_as<uint32_t>(value)));
+    }
+    to[i] = value;
+  }
+}
+
+struct TileOperands {
+  Tensor x, weight;  // hold the memory of `in`
+  TileInput in;
+};
+
+// Operands are used as they are where channels are neighbours in whole, aligned chunks; else they are copied
+// once.
+template <class T>
+TileOperands tile_operands(const cuda::Place& place, const Geometry& g, const Tensor& x, const Strides& xs,
+                           const Tensor& weight, const Strides& ws, bool tf32) {
+  constexpr int64_t kEach = kChunk / sizeof(T);
+  const int64_t channels = cuda::pieces(g.Cg, kEach) * kEach;
+  const auto whole = [](int64_t stride) { return stride % kEach == 0; };
+  TileOperands o{x, weight, {}};
+  Strides s = xs;
+  const bool fits = (s.c == 1 || g.C == 1) && channels == g.Cg && whole(s.n) && whole(s.h) && whole(s.w) &&
+                    reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kChunk == 0;
+  if (!fits) {
+    const int64_t all = g.groups * channels, plane = g.h.in * g.w.in;
+    o.x = empty_on(x, {g.N, plane, all}, x.scalar_type());
+    cuda::launch(place, "conv_relu_pool chunk_image", chunk_image<T>,
+                 g.N * cuda::pieces(plane, kCopyTile) * cuda::pieces(all, kCopyTile), kCopyThreads, 0, g,
+                 channels, cuda::read<T>(x), xs, cuda::write<T>(o.x));
+    s = {plane * all, 1, g.w.in * all, all};
+  }
+  const int64_t taps = g.h.kernel * g.w.kernel;
+  const auto is = [](int64_t size, int64_t stride, int64_t wanted) { return size == 1 || stride == wanted; };
+  const bool weight_fits = !tf32 && channels == g.Cg && is(g.Cg, ws.c, 1) && is(g.w.kernel, ws.w, channels) &&
+                           is(g.h.kernel, ws.h, g.w.kernel * channels) && is(g.K, ws.n, taps * channels) &&
+                           reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % kChunk == 0;
+  if (!weight_fits) {
+    o.weight = empty_on(weight, {g.K, taps, channels}, weight.scalar_type());
+    cuda::launch(place, "conv_relu_pool chunk_weight", chunk_weight<T>,
+                 cuda::pieces(o.weight.numel(), kCopyThreads), kCopyThreads, 0, g, channels,
+                 cuda::read<T>(weight), ws, tf32, cuda::write<T>(o.weight));
+  }
+  constexpr int64_t kSize = sizeof(T);
+  o.in = {static_cast<const unsigned char*>(o.x.const_data_ptr()),
+          static_cast<const unsigned char*>(o.weight.const_data_ptr()),
+          s.n * kSize,
+          s.h * kSize,
+          s.w * kSize,
+          static_cast<int>(channels / kEach)};
+  return o;
+}
+
+// What tiles.h can't do, whatever multiplies; nullptr where it can.
+inline const char* tiles_refuse(const Call& c) {
+  constexpr int64_t kMost = 1 << 30;  // positions, taps and their distances are counted in 32 bits
+  const Geometry& g = c.g;
+  if (c.p.dtype == ScalarType::Double) return "float64";
+  if (g.Cg < 5) return "fewer than 5 input channels in a group";
+  if (g.Kg < 8) return "fewer than 8 output channels in a group";
+  if (g.pool != Pool::kNone) {
+    const auto two = [](const Axis& a) {
+      return a.window == 2 && a.window_stride == 2 && a.window_padding == 0;
+    };
+    if (!two(g.h) || !two(g.w)) return "a pool that is not 2 by 2 with stride 2 and without padding";
+    if (c.sinks.wide) return "codes of four bytes";
+  }
+  for (const Axis* a : {&g.h, &g.w}) {
+    if (a->in + 2 * a->padding >= kMost || a->kernel * a->dilation >= kMost) return "an image too large";
+  }
+  if (g.h.kernel * g.w.kernel * g.Cg >= kMost) return "a filter too large";
+  return nullptr;
+}
+
+template <class T, template <class, int> class Product>
+void run_conv_tiles(const Call& c, const char* name, bool tf32) {
+  const Problem& p = c.p;
+  const Strides xs{p.x_strides[0], p.x_strides[1], p.x_strides[2], p.x_strides[3]};
+  const Strides ws{p.w_strides[0], p.w_strides[1], p.w_strides[2], p.w_strides[3]};
+  const TileOperands o = tile_operands<T>(c.place, c.g, c.x, xs, c.weight, ws, tf32);
+  write_uncovered(c);
+  run_tiles<T, Product>(c.place, name, o.in, c.g, c.sinks, cuda::write<T>(c.out.y), strides_of(c.out.y));
+}
+
+}  // namespace zb::conv_relu_pool
