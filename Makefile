@@ -16,8 +16,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 BUILD := $(PY) setup.py -q build_ext --inplace
-# What continuous integration compiles: the oldest and the newest architecture whose code paths differ.
-TEST_CUDA := ZBKERNELS_CUDA_ARCHS="$${ZBKERNELS_CUDA_ARCHS-80-real;90a-real}"
+# What continuous integration compiles: the oldest and the newest architecture whose code paths differ, and the
+# CUDA kernels for the host, which the tests run.
+TEST_CUDA := ZBKERNELS_CUDA_ARCHS="$${ZBKERNELS_CUDA_ARCHS-80-real;90a-real}" \
+             ZBKERNELS_EMULATION="$${ZBKERNELS_EMULATION-1}"
 # A first look should not wait for nvcc unless there is a card to look at.
 DEMO_CUDA := ZBKERNELS_CUDA="$${ZBKERNELS_CUDA-$$(nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1 || echo 0)}"
 CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'

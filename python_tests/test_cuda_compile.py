@@ -65,6 +65,11 @@ class Meant(NamedTuple):
 MEANT = [
     Meant(r"nap::unpack_bits", r"STG\.E\.128"),
     Meant(r"nap::pack_vectors<.+>", r"LDG\.E\.128"),
+    # Chunks by cp.async, and fragments from shared memory to the tensor cores.
+    Meant(r"conv_relu_pool::tiles<.*TensorCore.*>", r"HMMA"),
+    Meant(r"conv_relu_pool::tiles<.*TensorCore.*>", r"LDSM\.16\.M88\.4"),
+    Meant(r"conv_relu_pool::tiles<.*>", r"LDGSTS\.E\.BYPASS\.128"),
+    Meant(r"conv_relu_pool::tiles<.*Fma.*>", r"LDS\.128"),
     # The packed weights of several channels.
     Meant(r"conv_relu_pool::(windows|uncovered|input_grad)<\w+, [48]>", r"LDG\.E\.128"),
 ]

@@ -212,6 +212,25 @@ def test_the_general_kernel_takes_the_rest(kind: str) -> None:
         assert last_kernel() == "general simt"
 
 
+@pytest.mark.parametrize(
+    "x, weight, geometry, reasons",
+    (
+        ((1, 8, 6, 6), (9, 8, 3, 3), {"pool_kernel": 3}, "a pool that is not 2 by 2"),
+        ((1, 6, 6, 6), (4, 6, 3, 3), {}, "fewer than 8 output channels"),
+        ((1, 16, 6, 6), (16, 4, 3, 3), {"groups": 4, "dilation": 2}, "fewer than 5 input channels"),
+    ),
+    ids=("pool", "few outputs", "few inputs"),
+)
+def test_the_reason_is_told(x: Any, weight: Any, geometry: dict[str, Any], reasons: str) -> None:
+    with zb.use_backend("cuda-emulated"):
+        zb.conv_relu_pool2d(draw(*x, dtype=torch.float16), draw(*weight, dtype=torch.float16), **geometry)
+        assert zb.last_kernel() == "cuda-emulated: general simt"
+        told = dict(line.split(": ", 1) for line in zb.last_refusals())
+        assert told["tensor core"].startswith(reasons)
+        zb.conv_relu_pool2d(draw(1, 8, 6, 6, dtype=torch.float16), draw(9, 8, 3, 3, dtype=torch.float16))
+        assert not any(line.startswith("tensor core") for line in zb.last_refusals())
+
+
 @pytest.fixture
 def tf32_switches() -> Iterator[None]:
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32

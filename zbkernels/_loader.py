@@ -121,6 +121,12 @@ def load_emulated() -> LibraryState:
     return _states["_C_emulated"]
 
 
+def last_refusals(device: str) -> list[str]:
+    """``"kernel: reason"`` for each faster kernel that the last op on "cuda" or "cuda-emulated" could not take."""
+    library = _handles.get({"cuda": "_C_cuda", "cuda-emulated": "_C_emulated"}.get(device, ""))
+    return _text(library, "zb_last_refusals").splitlines() if library is not None else []
+
+
 def set_highest_precision(on: bool) -> None:
     """Tells the CPU kernels whether float32 convolutions must be summed directly, in one order."""
     library = _handles.get("_C_cpu")

@@ -52,7 +52,8 @@ bool define_schemas() { return true; }
 Registration::Registration(const char* key, std::initializer_list<Kernel> kernels) {
   if (!define_schemas()) return;
   TorchLibraryHandle library = nullptr;
-  if (aoti_torch_library_init_impl(kNamespace, key_of(key), __FILE__, __LINE__, &library) != AOTI_TORCH_SUCCESS) {
+  if (aoti_torch_library_init_impl(kNamespace, key_of(key), __FILE__, __LINE__, &library) !=
+      AOTI_TORCH_SUCCESS) {
     note(std::string("the key ") + key + " could not be opened");
     return;
   }

@@ -4,6 +4,7 @@ from zbkernels.ops._backend import (
     explain,
     get_conv_precision,
     last_kernel,
+    last_refusals,
     set_conv_precision,
     use_backend,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "explain",
     "get_conv_precision",
     "last_kernel",
+    "last_refusals",
     "linear_relu",
     "linear_relu_nap",
     "nap_pack",

@@ -129,6 +129,15 @@ def last_kernel() -> str:
     return max(stamps)[1]
 
 
+def last_refusals() -> list[str]:
+    """Why this thread's last op ran on no faster kernel of its backend, e.g. ``["tensor core: float64"]``.
+
+    Within the CUDA library several kernels share an op; each that was asked before the one that ran
+    (:func:`last_kernel`) gives its reason. Empty where the first could run, and on backends with one kernel.
+    """
+    return _loader.last_refusals(last_kernel().split(":")[0])
+
+
 def set_conv_precision(precision: str) -> None:
     """Choose how float32 convolutions may be summed, for the whole process.
 

@@ -126,7 +126,11 @@ void run_small(const cuda::Place& place, const Problem& p, const Tensor& x, cons
 
 void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& outputs) {
   const cuda::Place place(p.need_sig ? "linear_relu_nap" : "linear_relu", x, &weight);
-  if (tiles_refuse(p) != nullptr) return run_small(place, p, x, weight, outputs);
+  note_refusals_from_here();
+  if (const char* reason = tiles_refuse(p)) {
+    note_refusal("tiles", reason);
+    return run_small(place, p, x, weight, outputs);
+  }
   using conv_relu_pool::FmaProduct;
   using conv_relu_pool::TensorCoreProduct;
   if (p.dtype == ScalarType::Half) {
