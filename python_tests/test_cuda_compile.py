@@ -46,6 +46,8 @@ KERNELS = [
     "weight_tiles",
     "weight_sums",
     "add_slices",
+    "direct_weight",
+    "direct_input",
     "tiles",
     "pack_words",
     "pack_vectors",

@@ -1,17 +1,27 @@
 // conv → act → pool on a GPU, backward, without atomics: each result is one sum in one fixed order.
 //
+// With the position codes of a max pool and few input channels, straight from the codes (backward_weight.cu,
+// backward_input.cu). Everything else by way of the un-pooled gradient:
+//
 // 1. spread_grad   the gradient of the un-pooled map [N, K, H1, W1], from grad and the forward pass's code
 // 2. input_grad    a thread sums one input position of LANES channels over the map positions that it reached
 // 3. weight_tiles  (or weight_sums, for few channels) sums over slices of the batch, then add_slices over the
-// slices
+//                  slices
 //
 // Floor (bytes): grad, code, x, weight once, grad_x, grad_weight once. Floor (operations): 2·N·K·H1·W1·Cg·R·S
 // multiply-adds, fewer where the code's zeros are used.
 //
+// Why not cuDNN for 2 and 3: results here repeat bit by bit, and aten::convolution_backward repeats only
+// where the process has asked for it (torch.backends.cudnn.deterministic), which LibTorch's stable ABI can
+// neither read nor set. aten::cudnn_convolution_transpose takes `deterministic` as an argument and could make
+// the gradient of the input; the gradient of the weight as aten::cudnn_convolution with x and grad transposed
+// would be one product of C·R·S by K with nothing to split its N·H1·W1 terms among blocks.
+//
 // Ladder
 //   1  the un-pooled gradient is written once and read by both products, in the dtype of x as torch's own
-//   chain of
-//      backward passes has it. Not yet run on a card.
+//      chain of backward passes has it. Not yet run on a card.
+//   2  few input channels and depthwise straight from the codes. The choice is by predicted times, not yet
+//      measured on a card.
 #include "conv_relu_pool/cuda/backward.h"
 
 #include "common/cuda/tile_product.h"
@@ -26,13 +36,6 @@ using cuda::Sum;
 
 constexpr int kThreads = 128;
 constexpr int kSumThreads = 256;
-
-struct Code {
-  const void* data;
-  bool wide;            // position codes: int32, else uint8
-  Strides strides;      // of position codes
-  int64_t plane_words;  // of bit codes
-};
 
 // The gradient that reaches map position (h, w) of plane (n, k) from the windows that hold it, before the
 // factor of the activation; `factor` is set from the position codes (max pooling).
@@ -51,11 +54,10 @@ ZB_DEVICE Sum<T> from_windows(const Geometry& g, const T* __restrict__ grad, con
         continue;
       }
       const int64_t c = n * code.strides.n + k * code.strides.c + p * code.strides.h + q * code.strides.w;
-      const int winner =
-          code.wide ? static_cast<const int32_t*>(code.data)[c] : static_cast<const uint8_t*>(code.data)[c];
+      const int winner = code.winner(c);
       if (winner == 0) continue;
       const int64_t position = (h - g.h.window_start(p)) * g.w.window + w - g.w.window_start(q);
-      if ((leaky ? (winner - 1) / 2 : winner - 1) != position) continue;
+      if (winner_position(winner, static_cast<A>(g.slope)) != position) continue;
       unscaled = !leaky || (winner - 1) % 2 == 0;
       sum += cuda::widen(grad[at]);
     }
@@ -270,21 +272,6 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    add_slices(Geometry g, const Sum<T>* __restrict__ slices, int64_t slice_count,
-               T* __restrict__ grad_weight, Strides strides) {
-  const int64_t count = g.K * g.Cg * g.h.kernel * g.w.kernel;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads) {
-    Sum<T> sum = 0;
-    for (int64_t s = 0; s < slice_count; ++s) sum += slices[s * count + i];
-    const int64_t w = i % g.w.kernel, h = i / g.w.kernel % g.h.kernel;
-    const int64_t c = i / g.w.kernel / g.h.kernel % g.Cg, k = i / g.w.kernel / g.h.kernel / g.Cg;
-    grad_weight[k * strides.n + c * strides.c + h * strides.h + w * strides.w] = cuda::narrow<T>(sum);
-  }
-}
-
 template <class T, int LANES>
 void run_input(const cuda::Place& place, const Problem& p, const Geometry& g, const Tensor& map_grad,
                const Tensor& weight, const Tensor& grad_x) {
@@ -317,9 +304,39 @@ void run_weight(const cuda::Place& place, const Problem& p, const Geometry& g, c
                tiles ? cuda::tile_shared_bytes<Sum<T>>() : kSumThreads * sizeof(Sum<T>), g,
                cuda::read<T>(map_grad), cuda::read<T>(x), x_strides, slice_length, slice_count,
                cuda::write<Sum<T>>(slices));
-  cuda::launch(place, "conv_relu_pool add_slices", add_slices<T>, cuda::pieces(p.K * columns, kThreads),
-               kThreads, 0, g, cuda::read<Sum<T>>(slices), slice_count, cuda::write<T>(grad_weight),
-               strides_of(grad_weight));
+  run_add_slices<T>(place, g, slices, slice_count, grad_weight);
+}
+
+// Which gradients are faster straight from the codes, as predicted for an H100 (3.35 TB/s; an SM reads 32
+// numbers of shared memory a clock and multiplies 128). Not yet measured on a card.
+//
+// The weight's: one read of shared memory a tap and pooled output, and per 28 taps as much again to stage x,
+// grad and code. By way of the map: the map written and read, and two reads (of a 4 × 4 tile's 8 for 16
+// products) for each of its H1·W1 / (P·Q) = 4 positions. Staging again and again, and a matrix product on
+// tensor cores, speak against many taps. The input's, depthwise: the bytes of the map saved, 8 of 13.25
+// numbers a pooled output. With more channels a position of the map is used many times, and making it once is
+// right.
+struct Direct {
+  bool input, weight;
+};
+Direct faster_directly(const Problem& p) {
+  constexpr int64_t kMostTaps = 150, kMostKernels = 4;
+  if (p.pool != Pool::kMax) return {false, false};
+  return {p.Cg == 1 && p.Kg <= kMostKernels && p.R * p.S <= kMostTaps, p.Cg * p.R * p.S <= kMostTaps};
+}
+
+const char* name_of(bool spread_input, bool direct_input, bool spread_weight, bool direct_weight) {
+  if (direct_input) {
+    return direct_weight   ? "backward direct input + direct weight"
+           : spread_weight ? "backward direct input + spread weight"
+                           : "backward direct input";
+  }
+  if (spread_input) {
+    return direct_weight   ? "backward spread input + direct weight"
+           : spread_weight ? "backward spread input + spread weight"
+                           : "backward spread input";
+  }
+  return direct_weight ? "backward direct weight" : "backward spread weight";
 }
 
 }  // namespace
@@ -342,22 +359,29 @@ std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const 
   if (!need_x && !need_weight) return {grad_x, grad_weight};
 
   const Geometry g = geometry_of(p);
-  const Tensor map_grad = empty_on(x, {p.N, p.K, p.H1, p.W1}, p.dtype);
   const bool positions = p.pool == Pool::kMax;
   const Tensor kept = positions ? code : torch::stable::contiguous(code);  // a bit code comes as it was given
   const Code codes{kept.const_data_ptr(), p.code_dtype == ScalarType::Int,
                    positions ? strides_of(kept) : Strides{}, p.map_words()};
-  cuda::dispatch(p.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    constexpr int kLanes = sizeof(T) == 8 ? 4 : 8;
-    cuda::launch(place, "conv_relu_pool spread_grad", spread_grad<T>,
-                 cuda::pieces(map_grad.numel(), kThreads), kThreads, 0, g, cuda::read<T>(grad),
-                 strides_of(grad), codes, cuda::write<T>(map_grad));
-    if (need_x && p.Cg > kLanes / 2) run_input<T, kLanes>(place, p, g, map_grad, weight, grad_x);
-    if (need_x && p.Cg <= kLanes / 2) run_input<T, 1>(place, p, g, map_grad, weight, grad_x);
-    if (need_weight) run_weight<T>(place, p, g, map_grad, x, grad_weight);
-  });
-  note_kernel("backward simt");
+  const BackwardCall call{place, p, g, grad, x, weight, codes};
+  const Direct faster = faster_directly(p);
+  const bool direct_weight = need_weight && faster.weight && direct_weight_grad(call, grad_weight);
+  const bool direct_input = need_x && faster.input && direct_input_grad(call, grad_x);
+  const bool spread_weight = need_weight && !direct_weight, spread_input = need_x && !direct_input;
+  if (spread_weight || spread_input) {
+    const Tensor map_grad = empty_on(x, {p.N, p.K, p.H1, p.W1}, p.dtype);
+    cuda::dispatch(p.dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      constexpr int kLanes = sizeof(T) == 8 ? 4 : 8;
+      cuda::launch(place, "conv_relu_pool spread_grad", spread_grad<T>,
+                   cuda::pieces(map_grad.numel(), kThreads), kThreads, 0, g, cuda::read<T>(grad),
+                   strides_of(grad), codes, cuda::write<T>(map_grad));
+      if (spread_input && p.Cg > kLanes / 2) run_input<T, kLanes>(place, p, g, map_grad, weight, grad_x);
+      if (spread_input && p.Cg <= kLanes / 2) run_input<T, 1>(place, p, g, map_grad, weight, grad_x);
+      if (spread_weight) run_weight<T>(place, p, g, map_grad, x, grad_weight);
+    });
+  }
+  note_kernel(name_of(spread_input, direct_input, spread_weight, direct_weight));
   return {grad_x, grad_weight};
 }
 

@@ -1,0 +1,162 @@
+"""The CUDA backward kernels, emulated: which of them runs, and exact gradients in small whole numbers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from emulation import MISSING
+from exact import DTYPE_IDS, DTYPES, conv_ops, same
+
+import zbkernels as zb
+from zbkernels import _loader
+from zbkernels.ops._geometry import Geometry, memory_format
+
+SANITIZER = os.environ.get("ZBKERNELS_SANITIZER", "")
+if not _loader.emulated_path().exists():
+    pytest.skip(MISSING, allow_module_level=True)
+state = _loader.load_emulated()
+assert state.loaded, state.reason
+BACKWARD = torch.ops.zb_emulated._conv_relu_pool2d_backward
+CL = torch.channels_last
+
+
+def whole(*shape: int, seed: int, most: int = 2) -> torch.Tensor:
+    return torch.randint(-most, most + 1, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def check(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    kernel: str,
+    change: Any = None,
+    needs: tuple[bool, bool] = (True, True),
+    **geometry: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both gradients equal the reference's in float64; `change` may alter the incoming gradient."""
+    g = Geometry.of("test", **geometry)
+    y, code, _ = conv_ops.forward_reference(x.double(), weight.double(), g, True, "")
+    grad = whole(*y.shape, seed=2).to(x.dtype).contiguous(memory_format=memory_format(x))
+    if change is not None:
+        grad = change(grad, code)
+    got = BACKWARD(
+        grad, x, weight, code, *g.conv_args(), **g.pool_kwargs(), need_x=needs[0], need_weight=needs[1]
+    )
+    assert zb.last_kernel() == f"cuda-emulated: backward {kernel}"
+    want = conv_ops.backward_reference(grad.double(), x.double(), weight.double(), code, g, *needs)
+    for result, right in zip(got, want, strict=True):
+        same(result, right.to(x.dtype))
+    return got
+
+
+STEM = {"stride": 2, "padding": 3, "pool_kernel": 3, "pool_stride": 2, "pool_padding": 1}
+DIRECT_WEIGHT, DIRECT = "spread input + direct weight", "direct input + direct weight"
+SPREAD = "spread input + spread weight"
+# label: shape of x, shape of weight, kernel, arguments
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]] = {
+    "first layer": ((2, 3, 18, 20), (40, 3, 3, 3), DIRECT_WEIGHT, {"padding": 1}),
+    "5x5": ((3, 1, 13, 14), (33, 1, 5, 5), DIRECT_WEIGHT, {"padding": 2}),
+    "stem": ((1, 3, 30, 26), (32, 3, 7, 7), DIRECT_WEIGHT, STEM),
+    "1x1": ((2, 5, 8, 9), (6, 5, 1, 1), DIRECT_WEIGHT, {}),
+    "even kernel": ((2, 3, 11, 12), (20, 3, 2, 4), DIRECT_WEIGHT, {"padding": (1, 2)}),
+    "dilation": ((2, 2, 15, 16), (20, 2, 3, 3), DIRECT_WEIGHT, {"dilation": (2, 3), "padding": 2}),
+    "taps of several channels": ((2, 16, 9, 9), (17, 16, 3, 3), DIRECT_WEIGHT, {"padding": 1}),
+    "many slices": ((530, 1, 4, 4), (2, 1, 3, 3), DIRECT, {"padding": 1}),
+    "wide groups": ((2, 4, 9, 9), (40, 2, 3, 3), DIRECT_WEIGHT, {"groups": 2, "padding": 1}),
+    "narrow groups": ((2, 4, 9, 9), (8, 2, 3, 3), SPREAD, {"groups": 2}),
+    "many taps": ((2, 17, 7, 7), (20, 17, 3, 3), SPREAD, {"padding": 1}),
+    "depthwise": ((2, 40, 18, 17), (40, 1, 3, 3), DIRECT, {"groups": 40, "padding": 1}),
+    "depthwise, two of each": ((1, 20, 12, 12), (40, 1, 3, 3), DIRECT, {"groups": 20, "padding": 1}),
+    "depthwise, eight of each": ((1, 5, 12, 12), (40, 1, 3, 3), DIRECT_WEIGHT, {"groups": 5}),
+    "depthwise, 5x5 stride 2": (
+        (2, 6, 19, 21),
+        (6, 1, 5, 5),
+        DIRECT,
+        {"groups": 6, "padding": 2, "stride": 2},
+    ),
+    "depthwise, dilated": (
+        (1, 3, 17, 18),
+        (3, 1, 3, 3),
+        DIRECT,
+        {"groups": 3, "padding": 2, "dilation": (2, 3)},
+    ),
+    "depthwise, larger than a tile": ((1, 2, 70, 67), (2, 1, 3, 3), DIRECT, {"groups": 2, "padding": 1}),
+    "ceil_mode": (
+        (2, 2, 9, 11),
+        (2, 1, 3, 3),
+        DIRECT,
+        {"groups": 2, "padding": 1, "ceil_mode": True},
+    ),
+    "overlapping": (
+        (2, 3, 12, 13),
+        (3, 1, 3, 3),
+        DIRECT,
+        {"groups": 3, "padding": 1, "pool_kernel": 3, "pool_stride": (1, 2), "pool_padding": 1},
+    ),
+    "gaps between windows": (
+        (2, 3, 14, 14),
+        (3, 1, 3, 3),
+        DIRECT,
+        {"groups": 3, "padding": 1, "pool_kernel": 2, "pool_stride": 3},
+    ),
+    "codes of four bytes": ((1, 2, 20, 20), (16, 2, 3, 3), DIRECT_WEIGHT, {"pool_kernel": 16}),
+    "depthwise, codes of four bytes": (
+        (1, 2, 20, 20),
+        (2, 1, 3, 3),
+        "direct input + spread weight",
+        {"groups": 2, "pool_kernel": 16},
+    ),
+    "slope": ((2, 3, 12, 12), (32, 3, 3, 3), DIRECT_WEIGHT, {"padding": 1, "negative_slope": 0.5}),
+    "depthwise, slope, overlapping": (
+        (2, 3, 12, 12),
+        (3, 1, 3, 3),
+        DIRECT,
+        {"groups": 3, "negative_slope": 0.5, "pool_kernel": 3, "pool_stride": 2},
+    ),
+    "no tile fits": ((1, 2, 95, 95), (16, 2, 4, 4), SPREAD, {"pool_kernel": 90}),
+    "average": ((2, 3, 8, 8), (16, 3, 3, 3), SPREAD, {"pool": "avg", "padding": 1}),
+    "no pool": ((2, 3, 8, 8), (16, 3, 3, 3), SPREAD, {"pool": "none", "padding": 1}),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
+@pytest.mark.parametrize("channels_last", (False, True), ids=("contiguous", "channels_last"))
+@pytest.mark.parametrize("label", CASES)
+def test_gradients(label: str, channels_last: bool, dtype: torch.dtype) -> None:
+    if SANITIZER and (list(CASES).index(label) + 2 * channels_last) % 4 != DTYPES.index(dtype):
+        pytest.skip("each dtype takes its share")
+    x_shape, weight_shape, kernel, geometry = CASES[label]
+    x, weight = whole(*x_shape, seed=0).to(dtype), whole(*weight_shape, seed=1).to(dtype)
+    if channels_last:
+        x, weight = x.to(memory_format=CL), weight.to(memory_format=CL)
+    check(x, weight, kernel, **geometry)
+
+
+@pytest.mark.parametrize("groups, kernel", ((1, DIRECT_WEIGHT), (6, DIRECT)))
+def test_gradients_of_any_strides(groups: int, kernel: str) -> None:
+    """Expanded and transposed gradients, sliced x, an unbatched call, one gradient at a time."""
+    x, weight = whole(2, 6, 10, 12, seed=0), whole(18, 6 // groups, 3, 3, seed=1)
+    expanded = lambda grad, _: grad[:1, :1, :1, :1].expand(grad.shape)  # noqa: E731
+    transposed = lambda grad, _: grad.transpose(2, 3).contiguous().transpose(2, 3)  # noqa: E731
+    for change in (expanded, transposed):
+        check(x, weight, kernel, change, groups=groups)
+    check(x[:, :, ::2, 1:], weight.flip(2).transpose(2, 3), kernel, groups=groups, padding=1)
+    check(x[1], weight, kernel, groups=groups)
+    check(x, weight, "direct weight", needs=(False, True), groups=groups)
+    check(x, weight, kernel.split(" + ")[0], needs=(True, False), groups=groups)
+
+
+@pytest.mark.parametrize("groups, kernel", ((1, DIRECT_WEIGHT), (6, DIRECT)))
+@pytest.mark.parametrize("bad", (float("nan"), float("inf")))
+def test_dead_units_pass_nothing(bad: float, groups: int, kernel: str) -> None:
+    x, weight = whole(2, 6, 10, 12, seed=0), whole(18, 6 // groups, 3, 3, seed=1)
+    clean = check(x, weight, kernel, lambda grad, code: grad.where(code != 0, 0), groups=groups)
+    g = Geometry.of("test", groups=groups)
+    code = conv_ops.forward_reference(x.double(), weight.double(), g, True, "")[1]
+    assert (code == 0).any()
+    grad = whole(*code.shape, seed=2).where(code != 0, bad)
+    got = BACKWARD(grad, x, weight, code, *g.conv_args(), **g.pool_kwargs(), need_x=True, need_weight=True)
+    for result, right in zip(got, clean, strict=True):
+        same(result, right)
