@@ -56,7 +56,7 @@ DIRECT_WEIGHT, DIRECT = "spread input + direct weight", "direct input + direct w
 SPREAD = "spread input + spread weight"
 # label: shape of x, shape of weight, kernel, arguments
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]] = {
-    "first layer": ((2, 3, 18, 20), (40, 3, 3, 3), DIRECT_WEIGHT, {"padding": 1}),
+    "first layer": ((1, 3, 18, 20), (33, 3, 3, 3), DIRECT_WEIGHT, {"padding": 1}),
     "5x5": ((3, 1, 13, 14), (33, 1, 5, 5), DIRECT_WEIGHT, {"padding": 2}),
     "stem": ((1, 3, 30, 26), (32, 3, 7, 7), DIRECT_WEIGHT, STEM),
     "1x1": ((2, 5, 8, 9), (6, 5, 1, 1), DIRECT_WEIGHT, {}),
@@ -67,8 +67,8 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]] =
     "wide groups": ((2, 4, 9, 9), (40, 2, 3, 3), DIRECT_WEIGHT, {"groups": 2, "padding": 1}),
     "narrow groups": ((2, 4, 9, 9), (8, 2, 3, 3), SPREAD, {"groups": 2}),
     "many taps": ((2, 17, 7, 7), (20, 17, 3, 3), SPREAD, {"padding": 1}),
-    "depthwise": ((2, 40, 18, 17), (40, 1, 3, 3), DIRECT, {"groups": 40, "padding": 1}),
-    "depthwise, two of each": ((1, 20, 12, 12), (40, 1, 3, 3), DIRECT, {"groups": 20, "padding": 1}),
+    "depthwise": ((1, 33, 14, 13), (33, 1, 3, 3), DIRECT, {"groups": 33, "padding": 1}),
+    "depthwise, two of each": ((1, 17, 10, 9), (34, 1, 3, 3), DIRECT, {"groups": 17, "padding": 1}),
     "depthwise, eight of each": ((1, 5, 12, 12), (40, 1, 3, 3), DIRECT_WEIGHT, {"groups": 5}),
     "depthwise, 5x5 stride 2": (
         (2, 6, 19, 21),
@@ -119,14 +119,16 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]] =
     "average": ((2, 3, 8, 8), (16, 3, 3, 3), SPREAD, {"pool": "avg", "padding": 1}),
     "no pool": ((2, 3, 8, 8), (16, 3, 3, 3), SPREAD, {"pool": "none", "padding": 1}),
 }
+LARGE = ("many slices", "no tile fits")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
 @pytest.mark.parametrize("channels_last", (False, True), ids=("contiguous", "channels_last"))
 @pytest.mark.parametrize("label", CASES)
 def test_gradients(label: str, channels_last: bool, dtype: torch.dtype) -> None:
-    if SANITIZER and (list(CASES).index(label) + 2 * channels_last) % 4 != DTYPES.index(dtype):
-        pytest.skip("each dtype takes its share")
+    number = list(CASES).index(label)
+    if SANITIZER and (label in LARGE or number % 2 != channels_last or DTYPES[number // 2 % 4] != dtype):
+        pytest.skip("a sanitizer takes a share")
     x_shape, weight_shape, kernel, geometry = CASES[label]
     x, weight = whole(*x_shape, seed=0).to(dtype), whole(*weight_shape, seed=1).to(dtype)
     if channels_last:
