@@ -67,6 +67,10 @@ class Meant(NamedTuple):
 MEANT = [
     Meant(r"nap::unpack_bits", r"STG\.E\.128"),
     Meant(r"nap::pack_vectors<.+>", r"LDG\.E\.128"),
+    # x in and y out by 16 bytes; weights and values of x from shared memory.
+    Meant(r"conv_relu_pool::first_layer<.+>", r"LDG\.E\.128"),
+    Meant(r"conv_relu_pool::first_layer<.+>", r"STG\.E\.128"),
+    Meant(r"conv_relu_pool::first_layer<.+>", r"LDS\.128"),
     # Chunks by cp.async, and fragments from shared memory to the tensor cores.
     Meant(r"conv_relu_pool::tiles<.*TensorCore.*>", r"HMMA"),
     Meant(r"conv_relu_pool::tiles<.*TensorCore.*>", r"LDSM\.16\.M88\.4"),

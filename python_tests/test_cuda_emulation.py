@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from exact import (
 import zbkernels as zb
 from zbkernels import _loader
 from zbkernels.ops import OPS
+from zbkernels.ops._geometry import Geometry
 
 FILES = sorted(Path(__file__).parent.glob("test_cuda_emulation*.py"))
 SANITIZER = os.environ.get("ZBKERNELS_SANITIZER", "")
@@ -41,6 +43,8 @@ CONV = ops._conv_relu_pool2d_forward
 CONV_BACKWARD = ops._conv_relu_pool2d_backward
 # A sanitizer slows everything tenfold; these samples are large, and what they are of is in smaller ones too.
 LARGE = ("stem", "large window", "slope, large window")
+
+FIRST_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +73,117 @@ def test_conv_forward(dtype: torch.dtype, label: str) -> None:
 @pytest.mark.parametrize("dtype, label", sample_cases("_conv_relu_pool2d_backward"))
 def test_conv_backward(dtype: torch.dtype, label: str) -> None:
     check_backward(CONV_BACKWARD, dtype, label)
+
+
+# --- the first layer's kernel -------------------------------------------------------------------------------------
+
+# (N, C, H, W), (K, R, S), convolution: tiles whole and cut, channels off the quads, planes that cross words.
+FIRST_LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "mnist": ((2, 1, 28, 28), (32, 5, 5), {"padding": 2}),
+    "cifar": ((1, 3, 14, 37), (21, 3, 3), {"padding": 1}),
+    "stem": ((1, 3, 37, 41), (9, 7, 7), {"stride": 2, "padding": 3}),
+    "4 channels, stride 2": ((3, 4, 15, 11), (5, 3, 3), {"stride": 2, "padding": (0, 1)}),
+    "2 channels, 2x3": ((2, 2, 9, 10), (3, 2, 3), {"stride": (2, 1), "padding": (2, 1)}),
+    "5x5 on a corner": ((1, 1, 3, 3), (4, 5, 5), {"padding": 2}),
+    "depthwise": ((2, 5, 19, 70), (5, 3, 3), {"groups": 5, "padding": 1}),
+    "groups": ((1, 6, 9, 13), (72, 3, 3), {"groups": 2}),
+    "tiles both ways": ((1, 1, 41, 70), (19, 3, 3), {}),
+}
+POOL_3_2 = {"pool_kernel": 3, "pool_stride": 2, "pool_padding": 1}
+FIRST_POOLS: dict[str, dict[str, Any]] = {
+    "max": {},
+    "max, slope": {"negative_slope": 0.5},
+    "max, ceil_mode, padding": {"ceil_mode": True, "pool_padding": 1},
+    "max 3/2": POOL_3_2,
+    "max 3/2, slope": {**POOL_3_2, "negative_slope": 0.25},
+    "max 3x2/2, ceil_mode": {"pool_kernel": (3, 2), "pool_stride": 2, "ceil_mode": True},
+    "avg": {"pool": "avg"},
+    "avg, ceil_mode, slope": {"pool": "avg", "ceil_mode": True, "negative_slope": 0.5},
+    "avg 3/2": {**POOL_3_2, "pool": "avg", "count_include_pad": False},
+    "none": {"pool": "none"},
+    "none, slope": {"pool": "none", "negative_slope": 0.5},
+}
+
+
+def whole(*shape: int, dtype: torch.dtype, seed: int = 0, most: int = 2) -> torch.Tensor:
+    gen = torch.Generator().manual_seed(seed)
+    return torch.randint(-most, most + 1, shape, generator=gen).to(dtype)
+
+
+def check_first_layer(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> None:
+    """Codes with and without each kind of signature, by the kernel that is meant."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        results = CONV(*args, **kwargs)
+        assert zb.last_kernel() == "cuda-emulated: first layer"
+        return results
+
+    g = Geometry.of("test", **options)
+    conv, pool = g.conv_args(), g.pool_kwargs()
+    units = ["", "relu", "output"]
+    if g.pool == "max" and g.negative_slope == 0:
+        units.append("winner")
+    for number, kind in enumerate(units):
+        check_forward(forward, x, weight, *conv, **pool, need_code=number != 1, units=kind)
+
+
+@pytest.mark.parametrize("dtype", FIRST_DTYPES)
+@pytest.mark.parametrize("pool", FIRST_POOLS)
+@pytest.mark.parametrize("layer", FIRST_LAYERS)
+def test_first_layer(layer: str, pool: str, dtype: torch.dtype) -> None:
+    if SANITIZER and (list(FIRST_LAYERS).index(layer) + list(FIRST_POOLS).index(pool)) % 3 != (
+        FIRST_DTYPES.index(dtype)
+    ):
+        pytest.skip("each dtype takes a third of the cases under a sanitizer")
+    image, (k, r, s), conv = FIRST_LAYERS[layer]
+    x = whole(*image, dtype=dtype)
+    weight = whole(k, image[1] // conv.get("groups", 1), r, s, dtype=dtype, seed=1, most=1)
+    options = {**conv, **FIRST_POOLS[pool]}
+    check_first_layer(x, weight, **options)
+    check_first_layer(x.to(memory_format=torch.channels_last), weight, **options)
+
+
+@pytest.mark.parametrize("dtype", FIRST_DTYPES)
+def test_first_layer_of_any_strides(dtype: torch.dtype) -> None:
+    weight = whole(12, 3, 3, 3, dtype=dtype, seed=1, most=1)
+    wide = whole(2, 3, 9, 40, dtype=dtype)
+    for x in (
+        wide[..., ::2],
+        wide[..., 3:30],
+        whole(2 * 3 * 16 * 16 + 1, dtype=dtype)[1:].view(2, 3, 16, 16),
+        whole(1, 3, 8, 8, dtype=dtype).expand(3, 3, 8, 8),
+        whole(2, 3, 9, 1, dtype=dtype).expand(2, 3, 9, 24),
+        whole(2, 3, 9, 16, dtype=dtype).transpose(2, 3),
+        whole(3, 16, 16, dtype=dtype),
+    ):
+        check_first_layer(x, weight, padding=1)
+        check_first_layer(x, weight.flip(2).contiguous().transpose(2, 3), padding=1, **POOL_3_2)
+
+
+@pytest.mark.parametrize("dtype", FIRST_DTYPES)
+def test_first_layer_passes_nan_and_infinity(dtype: torch.dtype) -> None:
+    x, weight = whole(2, 2, 12, 14, dtype=dtype), whole(9, 2, 3, 3, dtype=dtype, seed=1, most=1)
+    x[0, 0, 3, 3], x[0, 1, 4, 4] = float("nan"), float("nan")
+    x[1, 0, 0, 0], x[1, 1, 11, 13] = float("inf"), -float("inf")
+    for pool in ({}, POOL_3_2, {"pool": "none"}, {"negative_slope": 0.5}):
+        check_first_layer(x, weight, padding=1, **pool)
+
+
+def test_first_layer_leaves_the_rest_to_others() -> None:
+    x, weight = whole(1, 3, 16, 16, dtype=torch.float32), whole(8, 3, 3, 3, dtype=torch.float32)
+    for options in (
+        {"dilation": 2},
+        {"stride": 3},
+        {"pool_stride": 1},
+        {"pool_kernel": 5},
+        {"pool_stride": 3},
+    ):
+        g = Geometry.of("test", **options)
+        CONV(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=True, units="")
+        assert zb.last_kernel() != "cuda-emulated: first layer"
+
+
+# --- the other ops ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype, label", sample_cases("linear_relu"))
