@@ -35,7 +35,7 @@ extern const Indices* here;  // of the thread that runs now
 // Runs `body` for every thread of every block. At most kMostBlocks blocks, so that kernels stride over their
 // items as they do where a problem is larger than a grid. Raises where a thread made a fault.
 #ifdef ZB_EMULATION_TSAN
-constexpr int64_t kMostBlocks = 2;  // its fibres cost 0.2 ms each
+constexpr int64_t kMostBlocks = 2;  // its fibres are kept, at some 100 KB each
 #else
 constexpr int64_t kMostBlocks = 5;
 #endif

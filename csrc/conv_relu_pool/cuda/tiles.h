@@ -49,8 +49,9 @@ struct Window {
 // Tensor cores: 2 × 2 warps of 64 rows × COLUMNS/2 columns.
 template <class T, int COLUMNS>
 struct TensorCoreProduct {
-  static constexpr int kMostColumns = 128, kThreads = 128,
-                       kFragments = COLUMNS / 16;  // of 8 columns, in a warp
+  static constexpr int kMostColumns = 128, kThreads = 128;
+  static constexpr int kFragments = COLUMNS / 16;             // of 8 columns, in a warp
+  static constexpr int kBlocksPerSm = COLUMNS == 64 ? 3 : 2;  // as many as the registers allow
   float sums[4][kFragments][4];  // [16 rows][8 columns]: rows l/4, l/4 + 8; columns 2·(l%4), + 1
 
   ZB_DEVICE void clear() {
@@ -119,7 +120,7 @@ struct TensorCoreProduct {
 template <class T, int COLUMNS>
 struct FmaProduct {
   static constexpr int kMostColumns = 64;  // with 128 and two blocks on an SM registers would spill
-  static constexpr int kThreads = 256, kEach = COLUMNS / 16;
+  static constexpr int kThreads = 256, kEach = COLUMNS / 16, kBlocksPerSm = 2;
   float sums[2][4][kEach];  // [b][position][column low() + 16·j]
 
   // Where a thread stands in the 16 × 16 threads of the tile.
@@ -375,7 +376,7 @@ struct TileOutput {
 // ----------------------------------------------------------------------------------------------------
 
 template <class T, template <class, int> class Product, int COLUMNS, bool POOLED>
-__global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, 2)
+__global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLUMNS>::kBlocksPerSm)
     tiles(TileInput in, Geometry g, Sinks sinks, T* __restrict__ y, Strides y_strides) {
   using Multiply = Product<T, COLUMNS>;
   using Out = TileOutput<T, POOLED>;
