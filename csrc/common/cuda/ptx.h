@@ -5,8 +5,7 @@
 
 namespace zb::cuda {
 
-// --- whole vectors: one load or store of up to 16 bytes
-// -----------------------------------------------------------
+// --- whole vectors: one load or store of up to 16 bytes -----------------------------------------------
 
 template <class T, int COUNT>
 struct alignas(sizeof(T) * COUNT) Vector {
@@ -29,8 +28,7 @@ ZB_DEVICE void store_vector(void* to, const V& value) {
   *static_cast<V*>(to) = value;
 }
 
-// --- asynchronous copies from global to shared memory (sm_80)
-// -----------------------------------------------------
+// --- asynchronous copies from global to shared memory (sm_80) -----------------------------------------
 
 // 16 bytes, or 16 zeros where not `valid` (then `from` is not read). Both must be aligned to 16.
 ZB_DEVICE void copy_async(void* shared, const void* from, bool valid) {
@@ -62,8 +60,7 @@ ZB_DEVICE void copy_async_wait() {
 #endif
 }
 
-// --- tensor cores: warp-wide products of fragments (PTX ISA, "mma")
-// ------------------------------------------------
+// --- tensor cores: warp-wide products of fragments (PTX ISA, "mma") -----------------------------------
 
 // ldmatrix.x4: four 8 × 16-byte matrices; lane l gives the address of row l%8 of matrix l/8, and gets of
 // matrix i the four bytes at 4·(l%4) of row l/4.

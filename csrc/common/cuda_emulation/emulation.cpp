@@ -36,8 +36,7 @@ constexpr size_t kStack = 32 * 1024;
 constexpr uint64_t kCanary = 0x7a65726f62696173;
 constexpr size_t kMostShared = 227 * 1024;  // of one block on sm_90
 
-// --- switching stacks: 20 ns by hand, 500 ns by ucontext, which saves signal masks
-// ------------------------------
+// --- switching stacks: 20 ns by hand, 500 ns by ucontext, which saves signal masks --------------------
 
 #if defined(__x86_64__)
 using Context = void*;  // the stack pointer, below which the callee-saved registers lie
@@ -85,8 +84,7 @@ void prepare(Context& context, unsigned char* stack, void (*entry)()) {
 }
 #endif
 
-// --- what runs
-// ------------------------------------------------------------------------------------------------
+// --- what runs ----------------------------------------------------------------------------------------
 
 struct Meeting {  // of lanes at one collective instruction
   Lanes lanes;

@@ -173,8 +173,7 @@ void multiply_fragments(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, u
 
 }  // namespace zb::cuda::emulation
 
-// --- the names that device code uses
-// ----------------------------------------------------------------------------
+// --- the names that device code uses ------------------------------------------------------------------
 
 #define threadIdx (::zb::cuda::emulation::here->thread)
 #define blockIdx (::zb::cuda::emulation::here->block)

@@ -11,8 +11,7 @@ namespace {
 
 constexpr int kThreads = 64;
 
-// --- no fault
-// -----------------------------------------------------------------------------------------------------
+// --- no fault -----------------------------------------------------------------------------------------
 
 __global__ void block_sum(int* out) {
   ZB_SHARED_ARRAY(int, parts, kThreads / 32);
@@ -77,8 +76,7 @@ __global__ void unwritten(float* out) {
   out[threadIdx.x] = words[threadIdx.x];
 }
 
-// --- one fault each
-// -----------------------------------------------------------------------------------------------
+// --- one fault each -----------------------------------------------------------------------------------
 
 __global__ void past_dynamic_memory(int* out) {
   ZB_SHARED_MEMORY(int, words);

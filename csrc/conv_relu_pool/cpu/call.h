@@ -40,7 +40,7 @@ struct Call {
   int64_t unit_bits, sig_words;
   int64_t threads;  // shapes the cut into tasks; no value depends on it
 
-  // --- filled by Kernels::plan ---
+  // --- filled by Kernels::plan --------------------------------------------------------------------------
   Algorithm algorithm;
   bool all_map;           // every row and column of the map is wanted, not just what the windows cover
   int64_t channel_block;  // output channels of one block (the last of a group may be smaller)

@@ -9,9 +9,8 @@
 // by way of the un-pooled gradient, which is written and read.
 //
 // Ladder
-//   1  as said. Predicted for 128 images of 64 channels, 32², 3×3, on an H100: 13 µs of memory traffic, 40 µs
-//   of
-//      instructions (60 a map position, 60 a position of x). Not yet measured on a card.
+//   1  as said. Predicted for 128 images of 64 channels, 32², 3×3, on an H100: 13 µs of memory traffic, 40
+//      µs of instructions (60 a map position, 60 a position of x). Not yet measured on a card.
 #include "conv_relu_pool/cuda/backward.h"
 
 namespace zb::conv_relu_pool {

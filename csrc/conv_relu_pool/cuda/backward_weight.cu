@@ -15,8 +15,7 @@
 //
 // Ladder
 //   1  as said. Predicted: cifar1 15 µs (as many instructions go into staging as into sums), against 23 µs
-//   for
-//      the bytes alone by way of the un-pooled gradient. Not yet measured on a card.
+//      for the bytes alone by way of the un-pooled gradient. Not yet measured on a card.
 #include "conv_relu_pool/cuda/backward.h"
 
 namespace zb::conv_relu_pool {

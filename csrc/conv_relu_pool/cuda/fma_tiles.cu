@@ -4,9 +4,8 @@
 // copied once. Floor (operations): N·K·H1·W1·Cg·R·S multiply-adds outside the tensor cores.
 //
 // Ladder
-//   1  the tiles of tensor_core.cu, multiplied by FMA: 8 × 8 results a thread, 16 loads of 16 bytes from
-//   shared
-//      memory for 128 multiply-adds. Emulated and compiled; not yet run on a card.
+//   1  the tiles of tensor_core.cu, multiplied by FMA: 8 × 4 results a thread, 16 loads of 16 bytes from
+//      shared memory for 128 multiply-adds. Emulated and compiled; not yet run on a card.
 #include "conv_relu_pool/cuda/tile_operands.h"
 
 namespace zb::conv_relu_pool {

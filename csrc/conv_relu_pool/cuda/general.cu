@@ -4,9 +4,9 @@
 // Floor (operations): N·K·H1·W1·Cg·R·S multiply-adds in float32 (float64) outside the tensor cores.
 //
 // Ladder
-//   1  general: a thread owns one pool window of LANES output channels, neighbouring threads neighbouring
-//   windows;
-//      the pool happens in registers and the un-pooled map is never written. Not yet run on a card.
+//   1  a thread owns one pool window of LANES output channels, neighbouring threads neighbouring windows;
+//      the pool happens in registers and the un-pooled map is never written. Emulated and compiled; not
+//      yet run on a card.
 //
 // Overlapping windows compute the shared map values once for each window.
 #include "conv_relu_pool/cuda/forward.h"

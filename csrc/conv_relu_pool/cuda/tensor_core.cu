@@ -7,8 +7,7 @@
 //
 // Ladder
 //   1  128 × 128 (or 64) tiles, 3-stage cp.async ring, windows pooled in registers. Emulated and compiled;
-//   not
-//      yet run on a card.
+//      not yet run on a card.
 #include "conv_relu_pool/cuda/tile_operands.h"
 
 #include "common/cuda/tf32.h"

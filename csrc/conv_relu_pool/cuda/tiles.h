@@ -41,8 +41,7 @@ struct Window {
   uint32_t exists;  // bit dy·2 + dx: whether this position lies in the map
 };
 
-// --- two ways to multiply
-// ------------------------------------------------------------------------------------------
+// --- two ways to multiply -----------------------------------------------------------------------------
 //
 // sums[b][c] are four rows (b·32 + i + 8·position) of one column each; `put` is called for each of a pass.
 
@@ -180,8 +179,7 @@ struct FmaProduct {
   }
 };
 
-// --- the way in
-// ----------------------------------------------------------------------------------------------------
+// --- the way in ---------------------------------------------------------------------------------------
 
 // Copies the chunks of one thread, step by step: one chunk of every 4 in a row, of THREADS/4 rows.
 template <int THREADS, int COLUMNS, bool POOLED>
@@ -263,8 +261,7 @@ class TileLoader {
   uint32_t has_column_ = 0;
 };
 
-// --- the way out
-// ---------------------------------------------------------------------------------------------------
+// --- the way out --------------------------------------------------------------------------------------
 
 template <class T, bool POOLED>
 struct TileOutput {
@@ -372,8 +369,7 @@ struct TileOutput {
   }
 };
 
-// --- the kernel
-// ----------------------------------------------------------------------------------------------------
+// --- the kernel ---------------------------------------------------------------------------------------
 
 template <class T, template <class, int> class Product, int COLUMNS, bool POOLED>
 __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLUMNS>::kBlocksPerSm)

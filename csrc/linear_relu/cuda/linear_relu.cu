@@ -4,12 +4,11 @@
 // tensor cores for float16, bfloat16 and, where torch allows it, TF32; in float32 (float64) otherwise.
 //
 // Ladder
-//   1  64 × 64 tiles through shared memory, activation in the epilogue; a tile's 64 columns are one word of
-//   the
-//      signature, put together from ballots, so no word has two writers. Kept for float64 and small layers.
+//   1  64 × 64 tiles through shared memory, activation in the epilogue; a tile's 64 columns are one word
+//      of the signature, put together from ballots, so no word has two writers. Kept for float64 and small
+//      layers.
 //   2  the tiles of the convolution (conv_relu_pool/cuda/tiles.h), to which a row of x is an image of one
-//   pixel.
-//      Emulated and compiled; not yet run on a card.
+//      pixel. Emulated and compiled; not yet run on a card.
 #include "linear_relu/linear_relu.h"
 
 #include "common/cuda/tf32.h"

@@ -7,11 +7,10 @@
 // Ladder
 //   1  pack: a warp per word, two reads of 32 neighbours and two ballots. unpack: 16 bytes a thread, one
 //      store, bit by bit.
-//   2  pack: a 16-byte load a lane, four under way (pack_vectors: 64 KB an SM at 32 warps); memory in another
-//      order by a lane per channel (pack_columns, channels_last) or as before (pack_words). unpack: four bits
-//      become four bytes by one multiplication.
-//      Predicted: copy bandwidth for pack_vectors and unpack, half of it or more for pack_columns. Not yet
-//      run on a card.
+//   2  pack: a 16-byte load a lane, four under way (pack_vectors: 64 KB an SM at 32 warps); memory in
+//      another order by a lane per channel (pack_columns, channels_last) or as before (pack_words).
+//      unpack: four bits become four bytes by one multiplication. Predicted: copy bandwidth for
+//      pack_vectors and unpack, half of it or more for pack_columns. Not yet run on a card.
 #include "nap/nap.h"
 
 #include "common/cuda/bits.h"
@@ -66,8 +65,7 @@ ZB_DEVICE bool is_on(T v) {
   return cuda::widen(v) > 0;
 }
 
-// --- rows that lie dense in memory: 64 / kUnits lanes make a word, one vector each
-// ----------------------------------------------------------------------------------------------------------
+// --- rows that lie dense in memory: 64 / kUnits lanes make a word, one vector each --------------------
 
 constexpr int kBytes = 16, kLoads = 4;
 
@@ -145,8 +143,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// --- images in channels_last: a lane collects 32 positions of its channel
-// -------------------------------------------------------------------------------------------------------------------
+// --- images in channels_last: a lane collects 32 positions of its channel -----------------------------
 
 // x [N, S, C] in memory, units in the order [C, S]. sig must have been cleared.
 template <class T>
@@ -168,8 +165,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// --- any strides
-// ----------------------------------------------------------------------------------------------------------------------
+// --- any strides --------------------------------------------------------------------------------------
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -187,8 +183,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// --- and back
-// ----------------------------------------------------------------------------------------------------------------------
+// --- and back -----------------------------------------------------------------------------------------
 
 // Four bits as four bytes: bit k is multiplied on to bit 8k.
 ZB_DEVICE uint32_t as_bytes(uint32_t bits) { return (bits & 0xf) * 0x204081u & 0x01010101u; }
