@@ -55,4 +55,6 @@ def no_backend_left_forced() -> Iterator[None]:
     zb.use_backend("auto")
 
 
+# Exact comparisons are of full float32; what TF32 may do is tested where it is switched on.
+torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
 torch.set_num_threads(min(2, os.cpu_count() or 1))

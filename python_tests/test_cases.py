@@ -121,13 +121,19 @@ def test_08_padding_of_the_max_pool_never_wins(dtype: torch.dtype, device: str) 
         torch.testing.assert_close(y.float(), want, rtol=4 * torch.finfo(dtype).eps, atol=0)
 
 
-def test_10_float32_is_not_tf32(device: str) -> None:
+@pytest.mark.parametrize("channels", (1, 8))
+def test_10_float32_is_not_tf32(channels: int, device: str) -> None:
     # triton-lang/triton #1800: dot on float32 operands used TF32 unless told otherwise
     x = torch.ones(1, 4096, 2, 2, device=device)
-    w = torch.full((1, 4096, 1, 1), 1 + 2**-12, device=device)
-    assert zb.conv_relu_pool2d(x, w).item() == 4097.0
-    assert zb.conv_relu_pool2d_nap(x, w)[0].item() == 4097.0
-    assert zb.linear_relu(x[0, :, 0, :1].t(), w.flatten(1)).item() == 4097.0
+    w = torch.full((channels, 4096, 1, 1), 1 + 2**-12, device=device)
+    assert (zb.conv_relu_pool2d(x, w) == 4097.0).all()
+    assert (zb.conv_relu_pool2d_nap(x, w)[0] == 4097.0).all()
+    assert (zb.linear_relu(x[0, :, 0, :1].t(), w.flatten(1)) == 4097.0).all()
+    torch.backends.cudnn.allow_tf32 = True  # signatures are without it whatever torch allows
+    try:
+        assert (zb.conv_relu_pool2d_nap(x, w)[0] == 4097.0).all()
+    finally:
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def test_11_huge_dilation_of_a_single_position(device: str) -> None:

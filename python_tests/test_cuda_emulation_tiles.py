@@ -214,6 +214,17 @@ def test_the_general_kernel_takes_the_rest(kind: str) -> None:
         assert last_kernel() == "general simt"
 
 
+def test_case_10_tf32_is_taken_only_where_it_is_allowed(kind: str) -> None:
+    x, weight = torch.ones(1, 4096, 2, 2), torch.full((8, 4096, 1, 1), 1 + 2**-12)
+    g = Geometry.of("test")
+    y, _, _ = ops._conv_relu_pool2d_forward(
+        x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units=""
+    )
+    rows = ops.linear_relu(x[0, :, 0, :1].t(), weight.flatten(1))
+    for result in (y, rows):  # TF32 takes 1 + 2^-12 for 1
+        assert (result == (4096.0 if kind == "tf32" else 4097.0)).all()
+
+
 @pytest.mark.parametrize(
     "x, weight, geometry, reasons",
     (
