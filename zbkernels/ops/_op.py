@@ -22,7 +22,7 @@ _previous = vars(torch.ops.zb).get("_python_library")
 if _previous is not None:
     _previous._destroy()
 _library = torch.library.Library("zb", "FRAGMENT")
-torch.ops.zb._python_library = _library
+vars(torch.ops.zb)["_python_library"] = _library
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,9 @@ struct Geometry {
 
 inline Geometry geometry_of(const Problem& p) {
   const auto axis = [&p](int d, int64_t in, int64_t kernel, int64_t map, int64_t out) {
-    return Axis{in,  kernel,           p.stride[d],      p.padding[d],      p.dilation[d],
+    const int64_t dilation =
+        kernel == 1 ? 1 : p.dilation[d];  // of a single tap it means nothing, and may be huge
+    return Axis{in,  kernel,           p.stride[d],      p.padding[d],      dilation,
                 map, p.pool_kernel[d], p.pool_stride[d], p.pool_padding[d], out};
   };
   return {p.N,

@@ -190,7 +190,7 @@ class TileLoader {
       : in_(in), g_(g), left_(static_cast<int>(g.h.kernel * g.w.kernel) * in.chunks) {
     chunk_ = static_cast<int>(threadIdx.x) % kStepChunks;
     row_ = static_cast<int>(threadIdx.x) / kStepChunks;
-    at_ = chunk_;
+    at_ = channel_ = chunk_;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = row_ + i * kApart;
@@ -232,7 +232,7 @@ class TileLoader {
     }
     at_ += kStepChunks;
     channel_ += kStepChunks;
-    settle_from_channel();
+    settle();
   }
 
  private:
@@ -240,11 +240,8 @@ class TileLoader {
   static constexpr int kRows = kTileRows / kApart, kColumns = COLUMNS / kApart;
   static constexpr int kNowhere = -(1 << 30);
 
+  // On to the tap that the channel counter has run into.
   ZB_DEVICE void settle() {
-    channel_ = chunk_;
-    settle_from_channel();
-  }
-  ZB_DEVICE void settle_from_channel() {
     while (channel_ >= in_.chunks) {
       channel_ -= in_.chunks;
       if (++tap_column_ == g_.w.kernel) tap_column_ = 0, ++tap_row_;
@@ -257,7 +254,7 @@ class TileLoader {
   const unsigned char* image_[kRows];
   const unsigned char* weight_;
   int top_[kRows], left_edge_[kRows];
-  int chunk_, row_, at_, channel_ = 0, tap_row_ = 0, tap_column_ = 0;
+  int chunk_, row_, at_, channel_, tap_row_ = 0, tap_column_ = 0;
   uint32_t has_column_ = 0;
 };
 
