@@ -51,8 +51,10 @@ def expected_forward(
     K = weight.shape[0]
     pooling = g._replace(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=K)
     subnormal = (pre != 0) & (pre.abs() < torch.finfo(pre.dtype).tiny)
-    # torch's bfloat16 convolution takes subnormal numbers for zero where the processor has AVX512-BF16.
-    dtype = torch.float32 if pre.dtype == torch.bfloat16 and subnormal.any() else pre.dtype
+    # torch's bfloat16 convolution takes subnormal numbers for zero where the processor has AVX512-BF16, and smears
+    # NaN and inf over neighbours.
+    smears = subnormal.any() or not pre.isfinite().all()
+    dtype = torch.float32 if pre.dtype == torch.bfloat16 and smears else pre.dtype
     ones = torch.ones(K, 1, 1, 1, dtype=dtype)
     y, code, sig = conv_ops.forward_reference(pre.to(dtype), ones, pooling, need_code, units)
     return y.to(pre.dtype), code, sig

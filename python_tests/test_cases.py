@@ -350,6 +350,35 @@ def test_a_pattern_does_not_change_with_the_contrast(shape: tuple[int, ...], uni
         assert torch.equal(zb.conv_relu_pool2d_nap(x * scale, w, stride, padding, units=units)[1], pattern)
 
 
+@pytest.mark.parametrize("pool", ("max", "avg", "none"))
+def test_a_weight_of_any_strides_trains(pool: str, device: str) -> None:
+    # torch's own convolution_backward fails on such a weight
+    gen = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 2, 3, 6, generator=gen, dtype=torch.float64).to(
+        device, memory_format=torch.channels_last
+    )
+    values = torch.randn(31, 2, 1, 3, generator=gen, dtype=torch.float64)
+    weight = torch.empty_strided((31, 2, 1, 3), (6, 1, 186, 2), dtype=torch.float64, device=device).copy_(
+        values
+    )
+    found = []
+    for w in (weight.requires_grad_(), values.to(device).requires_grad_()):
+        zb.conv_relu_pool2d(x, w, (2, 1), (2, 1), pool=pool).sum().backward()
+        found.append(w.grad)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("op", ("conv_relu_pool2d", "linear_relu"))
+def test_running_out_of_memory_is_named(op: str) -> None:
+    x, weight = (
+        (torch.zeros(1, 3, 8, 8), torch.randn(4, 3, 3, 3))
+        if "conv" in op
+        else (torch.zeros(1, 8), torch.zeros(9, 8))
+    )
+    with pytest.raises(RuntimeError, match=r"(?s)out of memory: no tensor of shape \[1099511627776|allocate"):
+        getattr(zb, op)(x.expand(2**40, *x.shape[1:]), weight)
+
+
 def test_a_tensor_whose_memory_was_freed_is_refused() -> None:
     # FSDP frees storages between uses; reading one killed the process
     x = torch.randn(2, 3, 8, 8)

@@ -34,6 +34,7 @@ RAISED = {
     "misaligned_copy": "misaligned access of 16 bytes",
     "copy_past_shared_memory": "block 0, thread 63: outside the block's shared memory",
     "copy_never_waited": "returned without waiting for its asynchronous copies",
+    "more_shared_memory_than_asked_for": "more shared memory than a block can have",
     "lane_outside_its_mask": "the mask leaves out the lane that calls",
     "source_outside_the_mask": "reads lane 9, which the mask leaves out",
     "warp_waits_for_returned_lanes": "for lanes of its mask that have returned or wait elsewhere",

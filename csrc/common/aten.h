@@ -48,10 +48,13 @@ inline std::tuple<Tensor, Tensor> convolution_backward(const Tensor& grad, const
                                                        int64_t groups, bool need_x, bool need_weight) {
   using torch::stable::detail::from;
   using torch::stable::detail::to;
+  // torch fails on some weights that are neither contiguous nor channels_last.
+  const Tensor dense =
+      weight.is_contiguous() || is_channels_last(weight) ? weight : torch::stable::contiguous(weight);
   const bool wanted[3] = {need_x, need_weight, false};
   const auto ints = [](const Pair& p) { return from(Ints{p[0], p[1]}); };
   std::array<StableIValue, 11> stack{
-      from(grad),         from(x),       from(weight),
+      from(grad),         from(x),       from(dense),
       from(std::nullopt),  // bias_sizes: no bias
       ints(stride),       ints(padding), ints(dilation),
       from(false),  // transposed

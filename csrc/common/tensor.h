@@ -85,8 +85,14 @@ inline bool is_channels_last(const Tensor& t) {
 }
 
 inline Tensor empty_on(const Tensor& like, const Ints& sizes, ScalarType dtype, bool channels_last = false) {
-  return torch::stable::empty(sizes, dtype, torch::headeronly::Layout::Strided, like.device(), false,
-                              channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+  try {
+    return torch::stable::empty(sizes, dtype, torch::headeronly::Layout::Strided, like.device(), false,
+                                channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+  } catch (const std::exception&) {  // torch's own text does not come through the stable ABI
+    std::string shape;
+    for (int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+    STD_TORCH_CHECK(false, "zbkernels: out of memory: no tensor of shape [", shape, "] could be allocated");
+  }
 }
 
 }  // namespace zb

@@ -65,7 +65,7 @@ int64_t pool_size(int64_t in, int64_t kernel, int64_t stride, int64_t padding, b
 Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, const Arguments& args,
                      bool need_code, const Word& units);
 Outputs make_outputs(const Problem& p, const Tensor& x);
-void check_backward(const Problem& p, const Tensor& grad, const Tensor& code);
+void check_backward(const Problem& p, const Tensor& x, const Tensor& grad, const Tensor& code);
 
 using Forward = void (*)(const Problem&, const Tensor& x, const Tensor& weight, Outputs& out);
 using Backward = std::tuple<Tensor, Tensor> (*)(const Problem&, const Tensor& grad, const Tensor& x,
@@ -129,7 +129,7 @@ struct Ops {
                                    {stride, padding, dilation, groups, pool, pool_kernel, pool_stride,
                                     pool_padding, ceil_mode, count_include_pad, negative_slope},
                                    true, Word{});
-    check_backward(p, grad, code);
+    check_backward(p, x, grad, code);
     return backward(p, grad, x, weight, code, need_x, need_weight);
   }
 };

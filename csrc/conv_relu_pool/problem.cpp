@@ -167,7 +167,7 @@ Outputs make_outputs(const Problem& p, const Tensor& x) {
           empty_on(x, sig_sizes, ScalarType::Long)};
 }
 
-void check_backward(const Problem& p, const Tensor& grad, const Tensor& code) {
+void check_backward(const Problem& p, const Tensor& x, const Tensor& grad, const Tensor& code) {
   const char* op = "_conv_relu_pool2d_backward";
   check_allocated(op, "grad", grad);
   check_allocated(op, "code", code);
@@ -184,6 +184,8 @@ void check_backward(const Problem& p, const Tensor& grad, const Tensor& code) {
   };
   STD_TORCH_CHECK(has(grad, y_sizes), op, ": expected grad of the shape of the result, got ",
                   shape_text(grad));
+  STD_TORCH_CHECK(grad.device() == x.device() && code.device() == x.device(), op,
+                  ": expected grad and code on the device of x");
   STD_TORCH_CHECK(grad.scalar_type() == p.dtype, op, ": expected grad of the dtype of x");
   STD_TORCH_CHECK(has(code, code_sizes) && code.scalar_type() == p.code_dtype, op,
                   ": expected the code that the forward pass gave, got one of shape ", shape_text(code));

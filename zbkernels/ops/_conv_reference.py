@@ -108,7 +108,7 @@ def backward_reference(
     dilation = [1 if weight.shape[d + 2] == 1 else g.dilation[d] for d in (0, 1)]
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
         *inputs,
-        weight,
+        weight.contiguous(memory_format=memory_format(weight)),  # torch fails on some other strides
         None,
         g.stride,
         g.padding,

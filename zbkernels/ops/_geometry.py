@@ -196,7 +196,8 @@ def check(op: str, x: Any, weight: Any, geometry: Geometry, units: str = "") -> 
         )
     if max(*geometry.pool_kernel, *geometry.pool_stride) > 2**60 or geometry.window() >= 2**30:
         raise ValueError(
-            f"{op}: expected a pool window of fewer than 2^30 positions, got {geometry.pool_kernel}"
+            f"{op}: expected a pool window of fewer than 2^30 positions and a stride of at most 2^60, got "
+            f"pool_kernel {geometry.pool_kernel} and pool_stride {geometry.pool_stride}"
         )
     if units and units not in UNITS:
         raise ValueError(f"{op}: expected units to be one of {', '.join(UNITS)}, got {units!r}")

@@ -389,7 +389,7 @@ def backward(
         adjoints = torch.ops.aten.convolution_backward(
             grad_pre,
             x if batched else x.unsqueeze(0),
-            weight,
+            weight.contiguous(memory_format=memory_format(weight)),  # torch fails on some other strides
             None,
             g.stride,
             g.padding,

@@ -1,7 +1,10 @@
 #include "common/cuda/launch.h"
 
 #include <cstdlib>
+#include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 
 extern "C" const char zb_build_info[];
 
@@ -43,6 +46,21 @@ void Place::fail(const char* action, cudaError_t code) const {
   }
   STD_TORCH_CHECK(false, what(), ": ", action, " failed: ", cudaGetErrorString(code));
   std::abort();  // not reached
+}
+
+void Place::allow_all_shared_memory(const char* name, const void* function) const {
+  static std::mutex one_at_a_time;
+  static std::set<std::pair<int, const void*>> allowed;
+  int device = 0, most = 0;
+  check(name, cudaGetDevice(&device));
+  const std::lock_guard<std::mutex> alone(one_at_a_time);
+  if (allowed.count({device, function}) != 0) return;
+  cudaFuncAttributes attributes{};
+  check(name, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  check(name, cudaFuncGetAttributes(&attributes, function));
+  check(name, cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   most - static_cast<int>(attributes.sharedSizeBytes)));
+  allowed.insert({device, function});
 }
 
 Place::Place(const char* op, const Tensor& x, const Tensor* weight)

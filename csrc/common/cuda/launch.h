@@ -69,6 +69,11 @@ class Place {
 #else
   cudaStream_t stream() const { return stream_; }
 
+  // Lets a kernel have as much dynamic shared memory as this device gives a block. Always all of it, and
+  // once: a limit that followed the calls would be lowered by one thread between another's asking and its
+  // launch.
+  void allow_all_shared_memory(const char* name, const void* function) const;
+
   // Raises where `code` is an error, and clears the error so that nobody else is blamed for it. Where the
   // library has no code for the GPU, says which GPU it is and what the library was built for.
   void check(const char* action, cudaError_t code) const {
@@ -92,6 +97,14 @@ class Place {
 #endif
 };
 
+// A block has 48 KiB without asking, static shared memory included: launches with more dynamic memory than
+// this ask. The rest is room for static arrays.
+#ifdef ZB_CUDA_EMULATION
+using emulation::kSharedWithoutAsking;
+#else
+constexpr size_t kSharedWithoutAsking = 32 * 1024;
+#endif
+
 template <class T>
 struct Same {
   using type = T;
@@ -108,12 +121,8 @@ void launch(const Place& place, const char* name, void (*kernel)(P...), int64_t 
   emulation::run(place.what().c_str(), name, items, threads, shared, [&] { kernel(args...); });
 #else
   constexpr int64_t kMostBlocks = 0x7fffffff;
-  constexpr size_t kSharedWithoutAsking = 48 * 1024;
   const void* const function = reinterpret_cast<const void*>(kernel);
-  if (shared > kSharedWithoutAsking) {
-    place.check(name, cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared)));
-  }
+  if (shared > kSharedWithoutAsking) place.allow_all_shared_memory(name, function);
   void* pointers[] = {&args...};
   const dim3 grid(static_cast<unsigned>(items < kMostBlocks ? items : kMostBlocks));
   place.check(name, cudaLaunchKernel(function, grid, dim3(static_cast<unsigned>(threads)), pointers, shared,

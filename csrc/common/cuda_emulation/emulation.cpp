@@ -34,7 +34,8 @@ constexpr size_t kStack = 256 * 1024;
 constexpr size_t kStack = 32 * 1024;
 #endif
 constexpr uint64_t kCanary = 0x7a65726f62696173;
-constexpr size_t kMostShared = 227 * 1024;  // of one block on sm_90
+constexpr size_t kMostShared = 99 * 1024;  // of one block, static and dynamic, on sm_86 and sm_89: the least
+constexpr size_t kWithoutAsking = 48 * 1024;
 
 // --- switching stacks: 20 ns by hand, 500 ns by ucontext, which saves signal masks --------------------
 
@@ -394,6 +395,10 @@ void* static_shared(size_t bytes, Site site) {
   for (const Shared& s : block->shared) {
     if (s.site.line == site.line && std::strcmp(s.site.file, site.file) == 0) return s.data;
   }
+  size_t all = bytes;
+  for (const Shared& s : block->shared) all += s.bytes;
+  const bool asked = block->shared[0].bytes > kSharedWithoutAsking;  // as launch() does
+  if (all > (asked ? kMostShared : kWithoutAsking)) fault("more shared memory than a block can have", site);
   block->shared.push_back({site, allocate_shared(bytes), bytes});
   return block->shared.back().data;
 }

@@ -27,6 +27,9 @@ struct Site {
 };
 #define ZB_SITE ::zb::cuda::emulation::Site site = {__builtin_FILE(), __builtin_LINE()}
 
+// common/cuda/launch.h asks the driver for more shared memory from here on.
+constexpr size_t kSharedWithoutAsking = 32 * 1024;
+
 struct Indices {
   dim3 thread, block, block_dim, grid_dim;
 };

@@ -178,6 +178,12 @@ __global__ void copy_never_waited(const float* in) {
   copy_async_commit();
 }
 
+__global__ void more_shared_memory_than_asked_for(int* out) {  // 32 KiB of dynamic memory don't ask for more
+  ZB_SHARED_ARRAY(int, words, 17 * 1024 / 4);
+  words[threadIdx.x] = 0;
+  out[threadIdx.x] = words[threadIdx.x];
+}
+
 __global__ void lane_outside_its_mask(int* out) {
   if (threadIdx.x % 32 < 8) out[threadIdx.x] = __shfl_sync(0xf0u, 1, 4);
 }
@@ -256,6 +262,7 @@ std::string outcome(const std::string& name) {
     ZB_CASE(misaligned_copy, in);
     ZB_CASE(copy_past_shared_memory, in);
     ZB_CASE(copy_never_waited, in);
+    ZB_CASE(more_shared_memory_than_asked_for, words, 32 * 1024);
     ZB_CASE(lane_outside_its_mask, words);
     ZB_CASE(source_outside_the_mask, words);
     ZB_CASE(warp_waits_for_returned_lanes, words);

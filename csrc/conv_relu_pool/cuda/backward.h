@@ -18,7 +18,9 @@ struct Code {
   int64_t plane_words;  // of bit codes
 
   ZB_DEVICE int winner(int64_t at) const {
-    return wide ? static_cast<const int32_t*>(data)[at] : static_cast<const uint8_t*>(data)[at];
+    if (!wide) return static_cast<const uint8_t*>(data)[at];
+    const int code = static_cast<const int32_t*>(data)[at];
+    return code < 0 ? 0 : code;  // a negative one is not from a forward pass; as 0 it does no harm
   }
 };
 

@@ -260,7 +260,7 @@ class TileLoader {
 
 // --- the way out --------------------------------------------------------------------------------------
 
-template <class T, bool POOLED>
+template <class T, int COLUMNS, bool POOLED>
 struct TileOutput {
   static constexpr int kWindows = POOLED ? kTileRows / 4 : kTileRows;
   static constexpr int kPitch = kWindows + 4;  // of staged values: writes of a warp then meet no bank twice
@@ -275,7 +275,7 @@ struct TileOutput {
 
   static constexpr size_t pipeline_bytes() {
     constexpr size_t staged = kPassColumns * kPitch * (sizeof(float) + (POOLED ? sizeof(uint16_t) : 0));
-    constexpr size_t ring = size_t{kStages} * (kTileRows + 128) * kRowBytes;
+    constexpr size_t ring = size_t{kStages} * (kTileRows + COLUMNS) * kRowBytes;
     return staged > ring ? staged : ring;
   }
   static constexpr size_t shared_bytes() { return pipeline_bytes() + kWindows * sizeof(Window); }
@@ -372,7 +372,7 @@ template <class T, template <class, int> class Product, int COLUMNS, bool POOLED
 __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLUMNS>::kBlocksPerSm)
     tiles(TileInput in, Geometry g, Sinks sinks, T* __restrict__ y, Strides y_strides) {
   using Multiply = Product<T, COLUMNS>;
-  using Out = TileOutput<T, POOLED>;
+  using Out = TileOutput<T, COLUMNS, POOLED>;
   constexpr int kThreads = Multiply::kThreads;
   constexpr int kBuffer = (kTileRows + COLUMNS) * kRowBytes;
   ZB_SHARED_MEMORY(unsigned char, shared);
@@ -403,6 +403,7 @@ __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLU
       cuda::copy_async_wait<kStages - 2>();
       __syncthreads();  // this step's chunks are there for all, and all are done with the buffer filled next
       load(step + kStages - 1);
+      __syncwarp();  // its lanes may have walked apart; what follows is for the whole warp
       const unsigned char* const buffer = shared + step % kStages * kBuffer;
       product.step(buffer, buffer + kTileRows * kRowBytes);
     }
@@ -464,7 +465,7 @@ __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLU
 template <class T, template <class, int> class Product, int COLUMNS, bool POOLED>
 void start_tiles(const cuda::Place& place, const char* name, const TileInput& in, const Geometry& g,
                  const Sinks& sinks, T* y, const Strides& y_strides) {
-  using Out = TileOutput<T, POOLED>;
+  using Out = TileOutput<T, COLUMNS, POOLED>;
   const int64_t items =
       g.groups * cuda::pieces(g.Kg, COLUMNS) * cuda::pieces(g.N * g.out_size(), Out::kWindows);
   cuda::launch(place, name, tiles<T, Product, COLUMNS, POOLED>, items, Product<T, COLUMNS>::kThreads,
