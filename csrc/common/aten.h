@@ -48,9 +48,11 @@ inline std::tuple<Tensor, Tensor> convolution_backward(const Tensor& grad, const
                                                        int64_t groups, bool need_x, bool need_weight) {
   using torch::stable::detail::from;
   using torch::stable::detail::to;
-  // torch fails on some weights that are neither contiguous nor channels_last.
-  const Tensor dense =
-      weight.is_contiguous() || is_channels_last(weight) ? weight : torch::stable::contiguous(weight);
+  // torch fails on some weights that are neither contiguous nor have the very strides of channels_last.
+  const int64_t c = weight.size(1), r = weight.size(2), s = weight.size(3);
+  const bool channels_last = weight.stride(0) == r * s * c && weight.stride(1) == 1 &&
+                             weight.stride(2) == s * c && weight.stride(3) == c;
+  const Tensor dense = weight.is_contiguous() || channels_last ? weight : torch::stable::contiguous(weight);
   const bool wanted[3] = {need_x, need_weight, false};
   const auto ints = [](const Pair& p) { return from(Ints{p[0], p[1]}); };
   std::array<StableIValue, 11> stack{

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from zbkernels.ops import _backend
-from zbkernels.ops._geometry import Geometry, memory_format
+from zbkernels.ops._geometry import Geometry, memory_format, plain_weight
 from zbkernels.ops.linear_relu import activation
 from zbkernels.ops.nap_pack import pack_last
 from zbkernels.ops.nap_unpack import unpack_last
@@ -108,7 +108,7 @@ def backward_reference(
     dilation = [1 if weight.shape[d + 2] == 1 else g.dilation[d] for d in (0, 1)]
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
         *inputs,
-        weight.contiguous(memory_format=memory_format(weight)),  # torch fails on some other strides
+        plain_weight(weight),
         None,
         g.stride,
         g.padding,

@@ -213,5 +213,15 @@ def is_channels_last(t: torch.Tensor) -> bool:
     return t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last)
 
 
+def plain_weight(weight: torch.Tensor) -> torch.Tensor:
+    """The weight as torch's convolution_backward takes it: contiguous, or with the very strides of channels_last.
+
+    It fails on some that count as channels_last but for a dimension of one.
+    """
+    _, c, r, s = weight.shape
+    plain = weight.is_contiguous() or weight.stride() == (r * s * c, 1, s * c, c)
+    return weight if plain else weight.contiguous()
+
+
 def memory_format(t: torch.Tensor) -> torch.memory_format:
     return torch.channels_last if is_channels_last(t) else torch.contiguous_format

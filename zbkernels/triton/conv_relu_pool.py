@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import torch
 
-from zbkernels.ops._geometry import Geometry, Pair, memory_format
+from zbkernels.ops._geometry import Geometry, Pair, memory_format, plain_weight
 from zbkernels.triton import nap_pack
 from zbkernels.triton.launch import INT32_MAX, cannot_run, ceil_div, power_of_two, start, wrong_dtype
 
@@ -389,7 +389,7 @@ def backward(
         adjoints = torch.ops.aten.convolution_backward(
             grad_pre,
             x if batched else x.unsqueeze(0),
-            weight.contiguous(memory_format=memory_format(weight)),  # torch fails on some other strides
+            plain_weight(weight),
             None,
             g.stride,
             g.padding,
