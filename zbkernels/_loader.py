@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import importlib.machinery
 import importlib.util
 import json
@@ -101,24 +102,21 @@ def emulated_path() -> Path:
     return _PACKAGE / f"_C_emulated{'_' + kind if kind else ''}.so"
 
 
+@functools.cache
 def load_emulated() -> LibraryState:
-    """Loads that library, once, when it is first asked for."""
-    if "_C_emulated" not in _states:
-        path = emulated_path()
-        state = LibraryState(
-            "_C_emulated", str(path), False, "it was not built: ZBKERNELS_EMULATION=1 builds it"
-        )
-        if path.exists():
-            try:
-                library = ctypes.CDLL(str(path))
-                trouble = _text(library, "zb_registration_error")
-                _handles["_C_emulated"] = library
-                allow_tf32(*_tf32)
-                state = dataclasses.replace(state, loaded=not trouble, reason=trouble)
-            except OSError as error:
-                state = dataclasses.replace(state, reason=str(error))
-        _states["_C_emulated"] = state
-    return _states["_C_emulated"]
+    """Loads that library, once, when it is first asked for. It is none of :func:`libraries`: only tests have it."""
+    path = emulated_path()
+    state = LibraryState("_C_emulated", str(path), False, "it was not built: ZBKERNELS_EMULATION=1 builds it")
+    if not path.exists():
+        return state
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return dataclasses.replace(state, reason=str(error))
+    trouble = _text(library, "zb_registration_error")
+    _handles["_C_emulated"] = library
+    allow_tf32(*_tf32)
+    return dataclasses.replace(state, loaded=not trouble, reason=trouble)
 
 
 def last_refusals(device: str) -> list[str]:
