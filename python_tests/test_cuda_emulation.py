@@ -1,7 +1,7 @@
 """Every CUDA kernel on the host, through the emulation: against exact results, in this process and under sanitizers.
 
 ``pytest python_tests/test_cuda_emulation.py`` takes the plain build. The last tests here start these files again
-in processes with AddressSanitizer and UBSan, and with ThreadSanitizer, on a part of the cases.
+in processes with AddressSanitizer and UBSan, and, on a part of the cases, with ThreadSanitizer.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def no_gradients() -> object:
 
 
 def sample_cases(op: str) -> list[object]:
-    """One pytest parameter for each sample and dtype; under a sanitizer each dtype takes its share of them."""
+    """One pytest parameter for each sample and dtype; under ThreadSanitizer each dtype takes its share."""
     cases: list[object] = []
     for index, (dtype, name) in enumerate(zip(DTYPES, DTYPE_IDS, strict=True)):
         for number, label in enumerate(samples_of(op, dtype)):
-            if SANITIZER and (number % len(DTYPES) != index or label.split(", units=")[0] in LARGE):
+            if SANITIZER == "tsan" and (number % len(DTYPES) != index or label.split(", units=")[0] in LARGE):
                 continue
             cases.append(pytest.param(dtype, label, id=f"{name}-{label}"))
     return cases
@@ -131,7 +131,7 @@ def check_first_layer(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> 
 @pytest.mark.parametrize("pool", FIRST_POOLS)
 @pytest.mark.parametrize("layer", FIRST_LAYERS)
 def test_first_layer(layer: str, pool: str, dtype: torch.dtype) -> None:
-    if SANITIZER and (list(FIRST_LAYERS).index(layer) + list(FIRST_POOLS).index(pool)) % 3 != (
+    if SANITIZER == "tsan" and (list(FIRST_LAYERS).index(layer) + list(FIRST_POOLS).index(pool)) % 3 != (
         FIRST_DTYPES.index(dtype)
     ):
         pytest.skip("each dtype takes a third of the cases under a sanitizer")
