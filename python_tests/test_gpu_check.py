@@ -114,7 +114,7 @@ def test_a_torch_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch, c
 
 # --- rows in a process of their own
 
-STUB = """
+FAULTY = """
 import argparse, os, signal, sys, time
 from gpu.rows import LeftOut, Skip, Task, options, run_tasks
 
@@ -127,18 +127,18 @@ def hang(): print("waiting", flush=True); time.sleep(60)
 tasks = [Task("first", lambda: ("1 ms", {"kept": 1})), Task("wrong", wrong), Task("crash", crash),
          Task("skip", skip), Task("hang", hang, 1.0), Task("slow rival", hang, 1.0, optional=True),
          Task("no rival", left_out, optional=True), Task("last", lambda: "done")]
-sys.exit(run_tasks(tasks, options("a stub").parse_args(["--device", "cpu", *sys.argv[1:]])))
+sys.exit(run_tasks(tasks, options("a faulty part").parse_args(["--device", "cpu", *sys.argv[1:]])))
 """
 
 
 @pytest.fixture
-def stub(tmp_path: pathlib.Path) -> list[str]:
-    (tmp_path / "stub.py").write_text(STUB)
-    return [sys.executable, str(tmp_path / "stub.py")]
+def faulty(tmp_path: pathlib.Path) -> list[str]:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    return [sys.executable, str(tmp_path / "faulty.py")]
 
 
-def test_a_crash_and_a_hang_cost_a_row_each(stub: list[str]) -> None:
-    part = process.run_rows("stub", stub, 60.0)
+def test_a_crash_and_a_hang_cost_a_row_each(faulty: list[str]) -> None:
+    part = process.run_rows("faulty", faulty, 60.0)
     states = {row.name: row.state for row in part.rows}
     assert states == {
         "first": "passed",
@@ -346,7 +346,7 @@ def with_parts(monkeypatch: pytest.MonkeyPatch, **runs: Any) -> None:
 
 
 def test_a_part_that_fails_leaves_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: Any, stub: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: Any, faulty: list[str]
 ) -> None:
     kept: list[list[str]] = []
 
@@ -361,7 +361,7 @@ def test_a_part_that_fails_leaves_the_others(
     with_parts(
         monkeypatch,
         broken=broken,
-        crashing=lambda machine, limit: process.run_rows("crashing", stub, limit),
+        crashing=lambda machine, limit: process.run_rows("crashing", faulty, limit),
         last=last,
     )
     assert check.main(["--out", str(tmp_path / "out"), "--budget", "60"]) == 1
