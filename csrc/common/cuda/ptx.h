@@ -76,6 +76,20 @@ ZB_DEVICE void load_matrices(uint32_t (&to)[4], const void* row) {
 #endif
 }
 
+// The same, each matrix as 8 × 8 numbers of two bytes and turned: lane l gets of matrix i column l/4 of rows
+// 2·(l%4) and the next.
+ZB_DEVICE void load_matrices_across(uint32_t (&to)[4], const void* row) {
+#ifdef ZB_CUDA_EMULATION
+  emulation::load_matrices_across(to, row);
+#else
+  const auto from = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+#endif
+}
+
 // sums += a · b over 32 bytes of the shared dimension: m16n8k16 for half and bfloat16, m16n8k8 for TF32 (T is
 // float). Lane l holds of the sums rows l/4 and l/4 + 8, columns 2·(l%4) and the next.
 template <class T>

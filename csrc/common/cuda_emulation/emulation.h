@@ -119,7 +119,7 @@ inline void copy_async_wait(int still_open) {
   }
 }
 
-// ldmatrix.x4, mma.sync and cvt.rna.tf32, by the fragment layouts of the PTX manual.
+// ldmatrix.x4 (and .trans), mma.sync and cvt.rna.tf32, by the fragment layouts of the PTX manual.
 inline void load_matrices(uint32_t (&to)[4], const void* row, ZB_SITE) {
   check_aligned(row, 16, site);
   check_shared(row, 16, site);
@@ -127,6 +127,18 @@ inline void load_matrices(uint32_t (&to)[4], const void* row, ZB_SITE) {
   for (int i = 0; i < 4; ++i) {
     const auto* const from = static_cast<const uint32_t*>(lanes.get<const void*>(8 * i + lane() / 4));
     to[i] = from[lane() % 4];
+  }
+}
+
+inline void load_matrices_across(uint32_t (&to)[4], const void* row, ZB_SITE) {
+  check_aligned(row, 16, site);
+  check_shared(row, 16, site);
+  const Lanes& lanes = exchange(0xffffffffu, row, "ldmatrix.trans", site, true);
+  for (int i = 0; i < 4; ++i) {
+    const auto number = [&](int r) {
+      return uint32_t{static_cast<const uint16_t*>(lanes.get<const void*>(8 * i + r))[lane() / 4]};
+    };
+    to[i] = number(lane() % 4 * 2) | number(lane() % 4 * 2 + 1) << 16;
   }
 }
 

@@ -1,4 +1,6 @@
-// The backward pass on a GPU: what its kernels share. backward.cu chooses among them.
+// The backward pass on a GPU: what its kernels share. backward.cu chooses among them; the others are in
+// backward_direct_*.cu (straight from the codes), backward_map.cu (the un-pooled gradient), and, from that,
+// backward_tiles_*.cu and backward_simt.cu.
 #pragma once
 
 #include "common/cuda/dtype.h"
@@ -50,19 +52,42 @@ struct BackwardCall {
 bool direct_weight_grad(const BackwardCall& call, const Tensor& grad_weight);
 bool direct_input_grad(const BackwardCall& call, const Tensor& grad_x);
 
-// grad_weight = Σ slices[s], in one fixed order, rounded once.
+// The gradient of the un-pooled map, in the dtype of x as torch's own chain of backward passes has it.
+struct MapGrad {
+  Tensor data;
+  Strides strides;   // of n, of a channel in its group, of rows and columns
+  int64_t group;     // the distance of two groups
+  int64_t channels;  // that a group has room for; past its end they are 0
+};
+
+// As [N, H1, W1, groups, channels in whole chunks] for the tiles, else as [N, K, H1, W1].
+MapGrad spread_grad(const BackwardCall& call, bool for_tiles);
+
+// From it, as matrix products in tiles: on tensor cores in half precision and where torch allows TF32. Why
+// they can't (nullptr where they can); they need the map laid out for tiles.
+const char* tiles_refuse_input(const Problem& p, const Geometry& g);
+const char* tiles_refuse_weight(const Problem& p, const Geometry& g);
+void tiles_input_grad(const BackwardCall& call, const MapGrad& map, const Tensor& grad_x);
+void tiles_weight_grad(const BackwardCall& call, const MapGrad& map, const Tensor& grad_weight);
+
+// From it, in either layout, for everything else.
+void simt_input_grad(const BackwardCall& call, const MapGrad& map, const Tensor& grad_x);
+void simt_weight_grad(const BackwardCall& call, const MapGrad& map, const Tensor& grad_weight);
+
+// grad_weight = Σ slices[s], in one fixed order, rounded once. A slice is [K, Cg, R·S], or, with `padded`
+// channels, [K, R·S, padded].
 constexpr int kSliceThreads = 256;
 
 template <class T>
 __global__ void __launch_bounds__(kSliceThreads)
-    add_slices(Geometry g, const cuda::Sum<T>* __restrict__ slices, int64_t slice_count,
+    add_slices(Geometry g, const cuda::Sum<T>* __restrict__ slices, int64_t slice_count, int64_t padded,
                T* __restrict__ grad_weight, Strides strides) {
   // 32 neighbouring weights by 8 warps, which take every eighth slice.
   using A = cuda::Sum<T>;
   constexpr int kWarps = kSliceThreads / 32;
   ZB_SHARED_ARRAY(A, parts, kSliceThreads);
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t count = g.K * g.Cg * g.h.kernel * g.w.kernel;
+  const int64_t taps = g.h.kernel * g.w.kernel, row = taps * (padded > 0 ? padded : g.Cg), count = g.K * row;
   for (int64_t first = int64_t{blockIdx.x} * 32; first < count; first += int64_t{gridDim.x} * 32) {
     const int64_t i = first + lane;
     A sum = 0;
@@ -75,9 +100,12 @@ __global__ void __launch_bounds__(kSliceThreads)
     if (warp == 0 && i < count) {
 #pragma unroll
       for (int w = 1; w < kWarps; ++w) sum += parts[w * 32 + lane];
-      const int64_t w = i % g.w.kernel, h = i / g.w.kernel % g.h.kernel;
-      const int64_t c = i / g.w.kernel / g.h.kernel % g.Cg, k = i / g.w.kernel / g.h.kernel / g.Cg;
-      grad_weight[k * strides.n + c * strides.c + h * strides.h + w * strides.w] = cuda::narrow<T>(sum);
+      const int64_t k = i / row, at = i % row;
+      const int64_t tap = padded > 0 ? at / padded : at % taps, c = padded > 0 ? at % padded : at / taps;
+      if (c < g.Cg) {
+        grad_weight[k * strides.n + c * strides.c + tap / g.w.kernel * strides.h +
+                    tap % g.w.kernel * strides.w] = cuda::narrow<T>(sum);
+      }
     }
     __syncthreads();
   }
@@ -85,10 +113,10 @@ __global__ void __launch_bounds__(kSliceThreads)
 
 template <class T>
 void run_add_slices(const cuda::Place& place, const Geometry& g, const Tensor& slices, int64_t slice_count,
-                    const Tensor& grad_weight) {
-  cuda::launch(place, "conv_relu_pool add_slices", add_slices<T>,
-               cuda::pieces(g.K * g.Cg * g.h.kernel * g.w.kernel, 32), kSliceThreads, 0, g,
-               cuda::read<cuda::Sum<T>>(slices), slice_count, cuda::write<T>(grad_weight),
+                    int64_t padded, const Tensor& grad_weight) {
+  const int64_t row = g.h.kernel * g.w.kernel * (padded > 0 ? padded : g.Cg);
+  cuda::launch(place, "conv_relu_pool add_slices", add_slices<T>, cuda::pieces(g.K * row, 32), kSliceThreads,
+               0, g, cuda::read<cuda::Sum<T>>(slices), slice_count, padded, cuda::write<T>(grad_weight),
                strides_of(grad_weight));
 }
 

@@ -25,18 +25,22 @@ struct Axis {
   ZB_HOST_DEVICE bool covered(int64_t m) const { return first_window(m) <= last_window(m); }
   // Whether every map index lies in a window.
   bool all_covered() const { return window_stride <= window && window_start(out - 1) + window >= map; }
+};
 
-  // The output of the convolution that input index i reaches through tap r, or -1.
-  ZB_HOST_DEVICE int64_t reached(int64_t i, int64_t r) const {
-    const int64_t t = i + padding - r * dilation;
-    if (t < 0) return -1;
-    int64_t o = t;
-    if (stride != 1) {
-      o = t / stride;
-      if (o * stride != t) return -1;
-    }
-    return o < map ? o : -1;
+// The map index that an input index reaches through tap 0, then through each next one, without a division
+// for each.
+struct Reached {
+  int64_t index, rest;  // map index · stride + rest = what the taps' distance leaves
+
+  ZB_HOST_DEVICE void begin(const Axis& a, int64_t in) {
+    index = (in + a.padding) / a.stride;
+    rest = in + a.padding - index * a.stride;
   }
+  ZB_HOST_DEVICE void next(const Axis& a) {
+    rest -= a.dilation;
+    while (rest < 0) rest += a.stride, --index;
+  }
+  ZB_HOST_DEVICE bool exists(const Axis& a) const { return rest == 0 && index >= 0 && index < a.map; }
 };
 
 struct Geometry {

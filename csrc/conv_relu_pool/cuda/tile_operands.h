@@ -37,17 +37,25 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
-// weight [K, Cg, R, S] of any strides → [K, R·S, channels]; rounded to TF32 where wanted.
+// Rows of taps and channels, from anywhere in a weight: element (row, tap r·S + s, channel c).
+struct WeightView {
+  int64_t rows, group_rows, taps, width, channels;  // of all groups, of one; R·S and S; channels of a tap
+  int64_t group, row, channel, down, across;        // distances in elements, of r and s too
+};
+
+// → [rows, taps, padded]; rounded to TF32 where wanted.
 template <class T>
 __global__ void __launch_bounds__(kCopyThreads)
-    chunk_weight(Geometry g, int64_t channels, const T* __restrict__ weight, Strides s, bool tf32,
-                 T* __restrict__ to) {
-  const int64_t taps = g.h.kernel * g.w.kernel, count = g.K * taps * channels;
+    chunk_weight(WeightView v, int64_t padded, const T* __restrict__ weight, bool tf32, T* __restrict__ to) {
+  const int64_t count = v.rows * v.taps * padded;
   for (int64_t i = int64_t{blockIdx.x} * kCopyThreads + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * kCopyThreads) {
-    const int64_t c = i % channels, tap = i / channels % taps, k = i / channels / taps;
+    const int64_t c = i % padded, tap = i / padded % v.taps, row = i / padded / v.taps;
     T value = T(0.f);
-    if (c < g.Cg) value = weight[k * s.n + c * s.c + tap / g.w.kernel * s.h + tap % g.w.kernel * s.w];
+    if (c < v.channels) {
+      value = weight[row / v.group_rows * v.group + row % v.group_rows * v.row + c * v.channel +
+                     tap / v.width * v.down + tap % v.width * v.across];
+    }
     if constexpr (sizeof(T) == 4) {
       if (tf32) value = cuda::bits_as<float>(cuda::round_tf32(cuda::bits_as<uint32_t>(value)));
     }
@@ -60,18 +68,23 @@ struct TileOperands {
   TileInput in;
 };
 
-// Operands are used as they are where channels are neighbours in whole, aligned chunks; else they are copied
-// once.
 template <class T>
-TileOperands tile_operands(const cuda::Place& place, const Geometry& g, const Tensor& x, const Strides& xs,
-                           const Tensor& weight, const Strides& ws, bool tf32) {
+int64_t whole_chunks(int64_t channels) {
   constexpr int64_t kEach = kChunk / sizeof(T);
-  const int64_t channels = cuda::pieces(g.Cg, kEach) * kEach;
+  return cuda::pieces(channels, kEach) * kEach;
+}
+
+// x as it is where channels are neighbours in whole, aligned chunks; else a copy.
+template <class T>
+void chunk_operand(const cuda::Place& place, const Geometry& g, const Tensor& x, const Strides& xs,
+                   TileOperands& o) {
+  constexpr int64_t kEach = kChunk / sizeof(T), kSize = sizeof(T);
+  const int64_t channels = whole_chunks<T>(g.Cg);
   const auto whole = [](int64_t stride) { return stride % kEach == 0; };
-  TileOperands o{x, weight, {}};
+  const bool fits = (xs.c == 1 || g.C == 1) && channels == g.Cg && whole(xs.n) && whole(xs.h) &&
+                    whole(xs.w) && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kChunk == 0;
   Strides s = xs;
-  const bool fits = (s.c == 1 || g.C == 1) && channels == g.Cg && whole(s.n) && whole(s.h) && whole(s.w) &&
-                    reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kChunk == 0;
+  o.x = x;
   if (!fits) {
     const int64_t all = g.groups * channels, plane = g.h.in * g.w.in;
     o.x = empty_on(x, {g.N, plane, all}, x.scalar_type());
@@ -80,24 +93,38 @@ TileOperands tile_operands(const cuda::Place& place, const Geometry& g, const Te
                  channels, cuda::read<T>(x), xs, cuda::write<T>(o.x));
     s = {plane * all, 1, g.w.in * all, all};
   }
-  const int64_t taps = g.h.kernel * g.w.kernel;
+  o.in.x = static_cast<const unsigned char*>(o.x.const_data_ptr());
+  o.in.n = s.n * kSize, o.in.h = s.h * kSize, o.in.w = s.w * kSize;
+  o.in.chunks = static_cast<int>(channels / kEach);
+}
+
+template <class T>
+void chunk_weights(const cuda::Place& place, const WeightView& v, const T* from, bool tf32,
+                   const Tensor& like, TileOperands& o) {
+  const int64_t padded = whole_chunks<T>(v.channels);
+  o.weight = empty_on(like, {v.rows, v.taps, padded}, like.scalar_type());
+  cuda::launch(place, "conv_relu_pool chunk_weight", chunk_weight<T>,
+               cuda::pieces(o.weight.numel(), kCopyThreads), kCopyThreads, 0, v, padded, from, tf32,
+               cuda::write<T>(o.weight));
+  o.in.weight = static_cast<const unsigned char*>(o.weight.const_data_ptr());
+}
+
+// Operands are used as they are where they fit; else they are copied once.
+template <class T>
+TileOperands tile_operands(const cuda::Place& place, const Geometry& g, const Tensor& x, const Strides& xs,
+                           const Tensor& weight, const Strides& ws, bool tf32) {
+  TileOperands o{x, weight, {}};
+  chunk_operand<T>(place, g, x, xs, o);
+  const int64_t taps = g.h.kernel * g.w.kernel, channels = whole_chunks<T>(g.Cg);
   const auto is = [](int64_t size, int64_t stride, int64_t wanted) { return size == 1 || stride == wanted; };
-  const bool weight_fits = !tf32 && channels == g.Cg && is(g.Cg, ws.c, 1) && is(g.w.kernel, ws.w, channels) &&
-                           is(g.h.kernel, ws.h, g.w.kernel * channels) && is(g.K, ws.n, taps * channels) &&
-                           reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % kChunk == 0;
-  if (!weight_fits) {
-    o.weight = empty_on(weight, {g.K, taps, channels}, weight.scalar_type());
-    cuda::launch(place, "conv_relu_pool chunk_weight", chunk_weight<T>,
-                 cuda::pieces(o.weight.numel(), kCopyThreads), kCopyThreads, 0, g, channels,
-                 cuda::read<T>(weight), ws, tf32, cuda::write<T>(o.weight));
+  const bool fits = !tf32 && channels == g.Cg && is(g.Cg, ws.c, 1) && is(g.w.kernel, ws.w, channels) &&
+                    is(g.h.kernel, ws.h, g.w.kernel * channels) && is(g.K, ws.n, taps * channels) &&
+                    reinterpret_cast<uintptr_t>(weight.const_data_ptr()) % kChunk == 0;
+  o.in.weight = static_cast<const unsigned char*>(weight.const_data_ptr());
+  if (!fits) {
+    const WeightView view{g.K, g.Kg, taps, g.w.kernel, g.Cg, g.Kg * ws.n, ws.n, ws.c, ws.h, ws.w};
+    chunk_weights<T>(place, view, cuda::read<T>(weight), tf32, weight, o);
   }
-  constexpr int64_t kSize = sizeof(T);
-  o.in = {static_cast<const unsigned char*>(o.x.const_data_ptr()),
-          static_cast<const unsigned char*>(o.weight.const_data_ptr()),
-          s.n * kSize,
-          s.h * kSize,
-          s.w * kSize,
-          static_cast<int>(channels / kEach)};
   return o;
 }
 

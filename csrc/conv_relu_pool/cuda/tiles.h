@@ -23,6 +23,7 @@ constexpr int kStepChunks = 4;  // chunks of a row in a buffer: 32 halves or 16 
 constexpr int kRowBytes = kChunk * kStepChunks;
 constexpr int kStages = 3;
 constexpr int kPassColumns = 64;  // of a block's columns, staged at once on the way out
+static_assert(kPassColumns == 1 << 6 && kTileRows == 1 << 7, "shifts below");
 
 struct TileInput {
   const unsigned char* x;       // [N, H, W, groups · chunks] chunks
@@ -37,13 +38,15 @@ ZB_DEVICE int chunk_at(int row, int chunk) { return row * kRowBytes + ((chunk ^ 
 // What the epilogue knows of a pool window (of a map position, without a pool).
 struct Window {
   int64_t n, at;    // image and position in the plane; n < 0: there is none
+  int64_t y, code;  // where its results lie, channel 0 of all
   float divisor;    // of average pooling
   uint32_t exists;  // bit dy·2 + dx: whether this position lies in the map
 };
 
 // --- two ways to multiply -----------------------------------------------------------------------------
 //
-// sums[b][c] are four rows (b·32 + i + 8·position) of one column each; `put` is called for each of a pass.
+// sums[b][c] are four rows (b·32 + i + 8·position) of one column each; `put` is called for each of a pass,
+// with the column as 8·eighth + within.
 
 // Tensor cores: 2 × 2 warps of 64 rows × COLUMNS/2 columns.
 template <class T, int COLUMNS>
@@ -107,7 +110,7 @@ struct TensorCoreProduct {
         for (int e = 0; e < 2; ++e) {
           const float four[4] = {sums[2 * b][n][e], sums[2 * b][n][2 + e], sums[2 * b + 1][n][e],
                                  sums[2 * b + 1][n][2 + e]};
-          put(warp % 2 * 2 + b, lane / 4, warp / 2 * 32 + n % 4 * 8 + lane % 4 * 2 + e, four);
+          put(warp % 2 * 2 + b, lane / 4, warp / 2 * 4 + n % 4, lane % 4 * 2 + e, four);
         }
       }
     }
@@ -169,11 +172,11 @@ struct FmaProduct {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       if (16 * j % (COLUMNS / 2) / 32 != pass) continue;
-      const int staged = 16 * j / (COLUMNS / 2) * 32 + 16 * j % 32 + low();
+      const int eighth = 16 * j / (COLUMNS / 2) * 4 + 16 * j % 32 / 8 + low() / 8;
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         const float four[4] = {sums[b][0][j], sums[b][1][j], sums[b][2][j], sums[b][3][j]};
-        put(high() / 8 + 2 * b, high() % 8, staged, four);
+        put(high() / 8 + 2 * b, high() % 8, eighth, low() % 8, four);
       }
     }
   }
@@ -260,33 +263,58 @@ class TileLoader {
 
 // --- the way out --------------------------------------------------------------------------------------
 
+// Results leave by 16 bytes where a run of that many lies in one piece: of channels, or of windows of one
+// image in one plane. Otherwise one by one, lanes beside each other.
+enum class Runs { kNone, kChannels, kWindows };
+
+template <class T>
+Runs runs_of(const Geometry& g, const T* y, const Strides& s) {
+  constexpr int64_t kEach = 16 / sizeof(T);
+  const auto whole = [](int64_t stride) { return stride % kEach == 0; };
+  if (reinterpret_cast<uintptr_t>(y) % 16 != 0 || !whole(s.n)) return Runs::kNone;
+  if (s.c == 1 && whole(s.h) && whole(s.w) && whole(g.Kg)) return Runs::kChannels;
+  const bool dense = s.w == 1 && (s.h == g.w.out || g.h.out == 1);
+  return dense && whole(g.out_size()) && whole(s.c) ? Runs::kWindows : Runs::kNone;
+}
+
 template <class T, int COLUMNS, bool POOLED>
 struct TileOutput {
   static constexpr int kWindows = POOLED ? kTileRows / 4 : kTileRows;
-  static constexpr int kPitch = kWindows + 4;  // of staged values: writes of a warp then meet no bank twice
-  float* values;                               // [kPassColumns][kPitch]
-  uint16_t* marks;                             // the same: winner | positions on << 4 | where it passes << 8
-  Window* windows;                             // [kWindows]
+  static constexpr int kPitch = kWindows + 4;
+  static constexpr int kStaged = kPassColumns * kPitch + kPassColumns / 8 * 4;
+  static constexpr int kEach = 16 / sizeof(T);  // results of a run
+  float* values;                                // [kStaged], by staged()
+  uint16_t* marks;                              // the same: winner | positions on << 4 | where it passes << 8
+  Window* windows;                              // [kWindows]
 
   ZB_DEVICE explicit TileOutput(unsigned char* shared)
       : values(reinterpret_cast<float*>(shared)),
-        marks(reinterpret_cast<uint16_t*>(shared + kPassColumns * kPitch * sizeof(float))),
+        marks(reinterpret_cast<uint16_t*>(shared + kStaged * sizeof(float))),
         windows(reinterpret_cast<Window*>(shared + pipeline_bytes())) {}
 
   static constexpr size_t pipeline_bytes() {
-    constexpr size_t staged = kPassColumns * kPitch * (sizeof(float) + (POOLED ? sizeof(uint16_t) : 0));
+    constexpr size_t bytes = kStaged * (sizeof(float) + (POOLED ? sizeof(uint16_t) : 0));
     constexpr size_t ring = size_t{kStages} * (kTileRows + COLUMNS) * kRowBytes;
-    return staged > ring ? staged : ring;
+    return bytes > ring ? bytes : ring;
   }
   static constexpr size_t shared_bytes() { return pipeline_bytes() + kWindows * sizeof(Window); }
 
-  ZB_DEVICE void describe(const Geometry& g, int64_t first_window) const {
+  // Where a value is staged. The pitch is 4 (mod 8), so that a warp that puts values meets no bank twice;
+  // four more after every eighth column do the same for lanes that each read a run of channels.
+  ZB_DEVICE static int staged(int eighth, int within, int window) {
+    return eighth * (8 * kPitch + 4) + within * kPitch + window;
+  }
+  ZB_DEVICE static int staged(int column, int window) { return staged(column / 8, column % 8, window); }
+
+  ZB_DEVICE void describe(const Geometry& g, const Sinks& sinks, const Strides& y,
+                          int64_t first_window) const {
     const int i = static_cast<int>(threadIdx.x);
     if (i >= kWindows) return;
     const int64_t plane = g.out_size(), n = (first_window + i) / plane, at = (first_window + i) % plane;
-    Window w{n < g.N ? n : -1, at, 1, 1};
+    const int64_t p = at / g.w.out, q = at % g.w.out;
+    const Strides& c = sinks.code_strides;
+    Window w{n < g.N ? n : -1, at, n * y.n + p * y.h + q * y.w, n * c.n + p * c.h + q * c.w, 1, 1};
     if (POOLED) {
-      const int64_t p = at / g.w.out, q = at % g.w.out;
       const bool below = 2 * p + 1 < g.h.map, beside = 2 * q + 1 < g.w.map;
       w.exists = 1u | (beside ? 2u : 0) | (below ? 4u : 0) | (below && beside ? 8u : 0);
       if (g.pool == Pool::kAvg) w.divisor = static_cast<float>(g.divisor(p, q));
@@ -295,13 +323,14 @@ struct TileOutput {
   }
 
   // Activation and pool of four rows of one column, on to shared memory.
-  ZB_DEVICE void put(const Geometry& g, float slope, int b, int i, int column, const float (&four)[4]) const {
+  ZB_DEVICE void put(const Geometry& g, float slope, int b, int i, int eighth, int within,
+                     const float (&four)[4]) const {
     float act[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) act[j] = cuda::activate<T>(cuda::rounded<T>(four[j]), slope);
     if (!POOLED) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) values[column * kPitch + b * 32 + i + 8 * j] = act[j];
+      for (int j = 0; j < 4; ++j) values[staged(eighth, within, b * 32 + i + 8 * j)] = act[j];
       return;
     }
     const int window = b * 8 + i;
@@ -323,26 +352,59 @@ struct TileOutput {
       }
     }
     if (g.pool == Pool::kAvg) result = cuda::rounded<T>(result / windows[window].divisor);
-    values[column * kPitch + window] = result;
-    marks[column * kPitch + window] = static_cast<uint16_t>(winner | on << 4 | pass << 8);
+    values[staged(eighth, within, window)] = result;
+    marks[staged(eighth, within, window)] = static_cast<uint16_t>(winner | on << 4 | pass << 8);
   }
 
+  ZB_DEVICE uint64_t code(float slope, int at) const {
+    return static_cast<uint64_t>(position_code(values[at], slope, marks[at] & 3));
+  }
+  ZB_DEVICE void sign_winner(const Geometry& g, const Sinks& sinks, int64_t k, int column, int window) const {
+    const int at = staged(column, window);
+    if (!(values[at] > 0)) return;
+    const Window& w = windows[window];
+    cuda::or_bits(sinks.winner_sig, w.n * sinks.image_bits + (k * g.out_size() + w.at) * sinks.unit_bits,
+                  1u + (marks[at] & 3));
+  }
+
+  // One result: channel k of all, staged at `column`.
   ZB_DEVICE void write(const Geometry& g, const Sinks& sinks, float slope, T* y, const Strides& s, int64_t k,
                        int column, int window) const {
-    const Window w = windows[window];
-    const float value = values[column * kPitch + window];
-    const int64_t p = w.at / g.w.out, q = w.at % g.w.out;
-    y[w.n * s.n + k * s.c + p * s.h + q * s.w] = cuda::narrow<T>(value);
+    const int at = staged(column, window);
+    y[windows[window].y + k * s.c] = cuda::narrow<T>(values[at]);
     if (!POOLED) return;
-    const int winner = marks[column * kPitch + window] & 3;
-    if (sinks.position_code) {
-      const Strides& c = sinks.code_strides;  // a 2×2 window's codes are bytes
-      static_cast<uint8_t*>(sinks.position_code)[w.n * c.n + k * c.c + p * c.h + q * c.w] =
-          static_cast<uint8_t>(position_code(value, slope, winner));
+    if (sinks.position_code) {  // a 2×2 window's codes are bytes
+      uint8_t* const codes = static_cast<uint8_t*>(sinks.position_code);
+      codes[windows[window].code + k * sinks.code_strides.c] = static_cast<uint8_t>(code(slope, at));
     }
-    if (sinks.winner_sig && value > 0) {
-      cuda::or_bits(sinks.winner_sig, w.n * sinks.image_bits + (k * g.out_size() + w.at) * sinks.unit_bits,
-                    static_cast<uint32_t>(1 + winner));
+    if (sinks.winner_sig) sign_winner(g, sinks, k, column, window);
+  }
+
+  // A run of results, from this one on; `down` and `beside` step from one to the next. Codes have the memory
+  // format of y.
+  ZB_DEVICE void write_run(const Geometry& g, const Sinks& sinks, float slope, T* y, const Strides& s,
+                           int64_t k, int column, int window, int down, int beside) const {
+    const int at = staged(column, window), step = down * kPitch + beside;
+    cuda::Vector<T, kEach> run;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) run.v[e] = cuda::narrow<T>(values[at + e * step]);
+    cuda::store_vector(y + windows[window].y + k * s.c, run);
+    if (!POOLED) return;
+    if (sinks.position_code) {
+      uint64_t codes = 0;
+#pragma unroll 1
+      for (int e = 0; e < kEach; ++e) codes |= code(slope, at + e * step) << 8 * e;
+      cuda::Vector<uint8_t, kEach> whole;
+      memcpy(&whole, &codes, kEach);
+      cuda::store_vector(
+          static_cast<uint8_t*>(sinks.position_code) + windows[window].code + k * sinks.code_strides.c,
+          whole);
+    }
+    if (sinks.winner_sig) {
+#pragma unroll 1
+      for (int e = 0; e < kEach; ++e) {
+        sign_winner(g, sinks, k + e * down, column + e * down, window + e * beside);
+      }
     }
   }
 
@@ -370,7 +432,7 @@ struct TileOutput {
 
 template <class T, template <class, int> class Product, int COLUMNS, bool POOLED>
 __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLUMNS>::kBlocksPerSm)
-    tiles(TileInput in, Geometry g, Sinks sinks, T* __restrict__ y, Strides y_strides) {
+    tiles(TileInput in, Geometry g, Sinks sinks, T* __restrict__ y, Strides y_strides, Runs runs) {
   using Multiply = Product<T, COLUMNS>;
   using Out = TileOutput<T, COLUMNS, POOLED>;
   constexpr int kThreads = Multiply::kThreads;
@@ -381,14 +443,14 @@ __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLU
   const int64_t plane = g.out_size(), across = cuda::pieces(g.Kg, COLUMNS);
   const int64_t items = g.groups * across * cuda::pieces(g.N * plane, Out::kWindows);
   const int steps = static_cast<int>(cuda::pieces(g.h.kernel * g.w.kernel * in.chunks, kStepChunks));
-  const bool along_channels = y_strides.c == 1;
+  const bool along_channels = runs == Runs::kNone ? y_strides.c == 1 : runs == Runs::kChannels;
   for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     // Neighbouring blocks share positions of x and take different channels.
     const int64_t group = item / across % g.groups;
     const int64_t first_window = item / across / g.groups * Out::kWindows,
                   first_column = item % across * COLUMNS;
     TileLoader<kThreads, COLUMNS, POOLED> loader(in, g, group, first_window, first_column);
-    out.describe(g, first_window);
+    out.describe(g, sinks, y_strides, first_window);
     Multiply product;
     product.clear();
     const auto load = [&](int step) {
@@ -412,47 +474,60 @@ __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLU
 
 #pragma unroll
     for (int pass = 0; pass < COLUMNS / kPassColumns; ++pass) {
-      product.each(pass, [&](int b, int i, int column, const float (&four)[4]) {
-        out.put(g, slope, b, i, column, four);
+      product.each(pass, [&](int b, int i, int eighth, int within, const float (&four)[4]) {
+        out.put(g, slope, b, i, eighth, within, four);
       });
       __syncthreads();
       const auto channel = [&](int column) {  // of a staged column, in its group
         return first_column + column / 32 * (COLUMNS / 2) + pass * 32 + column % 32;
       };
-      for (int j = static_cast<int>(threadIdx.x); j < kPassColumns * Out::kWindows; j += kThreads) {
-        const int column = along_channels ? j % kPassColumns : j / Out::kWindows;
-        const int window = along_channels ? j / kPassColumns : j % Out::kWindows;
+      const auto live = [&](int column, int window) {
+        return out.windows[window].n >= 0 && channel(column) < g.Kg;
+      };
+      const int each_bits = runs == Runs::kNone ? 0 : sizeof(T) == 4 ? 2 : 3;  // of results at once
+      const int shift = (along_channels ? 6 : POOLED ? 5 : 7) - each_bits;
+      const int mask = (1 << shift) - 1;
+#pragma unroll 1
+      for (int j = static_cast<int>(threadIdx.x); j < kPassColumns * Out::kWindows >> each_bits;
+           j += kThreads) {
+        const int fast = (j & mask) << each_bits, slow = j >> shift;
+        const int column = along_channels ? fast : slow, window = along_channels ? slow : fast;
+        if (!live(column, window)) continue;
         const int64_t k = group * g.Kg + channel(column);
-        const bool live = out.windows[window].n >= 0 && channel(column) < g.Kg;
-        if (live) out.write(g, sinks, slope, y, y_strides, k, column, window);
+        if (each_bits == 0) {
+          out.write(g, sinks, slope, y, y_strides, k, column, window);
+        } else {
+          out.write_run(g, sinks, slope, y, y_strides, k, column, window, along_channels, !along_channels);
+        }
       }
       if (sinks.output_sig || sinks.map_sig || sinks.map_code) {
         // Bits lie in NCHW order: a warp takes neighbouring positions, or channels where a plane is one
         // position.
+#pragma unroll 1
         for (int j = static_cast<int>(threadIdx.x); j < kPassColumns * Out::kWindows; j += kThreads) {
           const int column = plane == 1 ? j % kPassColumns : j / Out::kWindows;
           const int window = plane == 1 ? j / kPassColumns : j % Out::kWindows;
-          const Window w = out.windows[window];
+          const Window& w = out.windows[window];
           const int64_t k = group * g.Kg + channel(column);
-          const bool live = w.n >= 0 && channel(column) < g.Kg;
-          const float value = out.values[column * Out::kPitch + window];
+          const bool there = live(column, window);
+          const float value = out.values[Out::staged(column, window)];
           if (sinks.output_sig) {
             const int64_t at = plane == 1 ? column % 32 : w.at, length = plane == 1 ? 32 : plane;
-            cuda::or_lanes(sinks.output_sig, w.n * sinks.image_bits + k * plane + w.at, at, length, live,
+            cuda::or_lanes(sinks.output_sig, w.n * sinks.image_bits + k * plane + w.at, at, length, there,
                            value > 0);
           }
           if (POOLED) {
-            const uint32_t marks = out.marks[column * Out::kPitch + window];
+            const uint32_t marks = out.marks[Out::staged(column, window)];
             if (sinks.map_sig) {
-              Out::write_map_bits(g, sinks.map_sig, w.n * sinks.image_bits + k * g.map_size(), w.at, live,
+              Out::write_map_bits(g, sinks.map_sig, w.n * sinks.image_bits + k * g.map_size(), w.at, there,
                                   marks >> 4 & 15);
             }
             if (sinks.map_code) {
-              Out::write_map_bits(g, sinks.map_code, (w.n * g.K + k) * sinks.plane_bits, w.at, live,
+              Out::write_map_bits(g, sinks.map_code, (w.n * g.K + k) * sinks.plane_bits, w.at, there,
                                   marks >> 8 & 15);
             }
           } else if (sinks.map_code) {
-            cuda::or_lanes(sinks.map_code, (w.n * g.K + k) * sinks.plane_bits + w.at, w.at, plane, live,
+            cuda::or_lanes(sinks.map_code, (w.n * g.K + k) * sinks.plane_bits + w.at, w.at, plane, there,
                            passes(value, slope));
           }
         }
@@ -469,7 +544,7 @@ void start_tiles(const cuda::Place& place, const char* name, const TileInput& in
   const int64_t items =
       g.groups * cuda::pieces(g.Kg, COLUMNS) * cuda::pieces(g.N * g.out_size(), Out::kWindows);
   cuda::launch(place, name, tiles<T, Product, COLUMNS, POOLED>, items, Product<T, COLUMNS>::kThreads,
-               Out::shared_bytes(), in, g, sinks, y, y_strides);
+               Out::shared_bytes(), in, g, sinks, y, y_strides, runs_of(g, y, y_strides));
 }
 
 // Starts the kernel for the number of output channels and the pool at hand.

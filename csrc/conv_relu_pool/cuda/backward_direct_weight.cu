@@ -265,7 +265,7 @@ bool run(const BackwardCall& call, const Tensor& grad_weight) {
                tiles.slices * tiles.blocks * (OWN ? 1 : g.groups) * tiles.chunks, kThreads, shared, g, tiles,
                cuda::read<T>(call.grad), strides_of(call.grad), call.code, cuda::read<T>(call.x),
                Strides{s[0], s[1], s[2], s[3]}, cuda::write<A>(slices));
-  run_add_slices<T>(call.place, g, slices, tiles.slices, grad_weight);
+  run_add_slices<T>(call.place, g, slices, tiles.slices, 0, grad_weight);
   return true;
 }
 
