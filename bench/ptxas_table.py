@@ -41,8 +41,14 @@ def tile_bytes(element: str) -> int:
 def conv_tile_bytes(_element: str, _product: str, columns: str, pooled: str) -> int:
     """TileOutput::shared_bytes of csrc/conv_relu_pool/cuda/tiles.h."""
     windows = 32 if pooled in ("true", "1") else 128
-    staged = 64 * (windows + 4) * (6 if windows == 32 else 4)
-    return max(staged, 3 * (128 + int(columns)) * 64) + windows * 24
+    staged = (64 * (windows + 4) + 32) * (6 if windows == 32 else 4)
+    return max(staged, 3 * (128 + int(columns)) * 64) + windows * 40
+
+
+def outer_tile_bytes(element: str, _product: str, rows: str) -> int:
+    """kShared of csrc/conv_relu_pool/cuda/backward_tiles_weight.cu."""
+    size, skew = (2, 16) if element != "float" else (4, 32)
+    return 3 * (64 // size) * ((int(rows) + 128) * size + 2 * skew)
 
 
 # Bytes that the launches give to the kernels with dynamic shared memory, from the template arguments. --check and
@@ -53,6 +59,7 @@ DYNAMIC_SHARED: dict[str, Callable[..., int]] = {
     # At most; the tiles' sizes say how much.
     "conv_relu_pool::direct_input": lambda *_: 48 * 1024,
     "conv_relu_pool::direct_weight": lambda *_: 48 * 1024,
+    "conv_relu_pool::outer_tiles": outer_tile_bytes,
     "conv_relu_pool::tiles": conv_tile_bytes,
     "conv_relu_pool::weight_sums": lambda element: 256 * SUM_BYTES[element],
     "conv_relu_pool::weight_tiles": tile_bytes,

@@ -76,6 +76,13 @@ MEANT = [
     Meant(r"conv_relu_pool::tiles<.*TensorCore.*>", r"LDSM\.16\.M88\.4"),
     Meant(r"conv_relu_pool::tiles<.*>", r"LDGSTS\.E\.BYPASS\.128"),
     Meant(r"conv_relu_pool::tiles<.*Fma.*>", r"LDS\.128"),
+    Meant(r"conv_relu_pool::tiles<.*>", r"STG\.E\.128"),
+    # Fragments across the positions, turned on the way (halves).
+    Meant(r"conv_relu_pool::outer_tiles<.*TensorCore.*>", r"HMMA"),
+    Meant(r"conv_relu_pool::outer_tiles<(half|bfloat16), .*>", r"LDSM\.16\.MT88\.4"),
+    Meant(r"conv_relu_pool::outer_tiles<.*>", r"LDGSTS\.E\.BYPASS\.128"),
+    Meant(r"conv_relu_pool::outer_tiles<.*Fma.*>", r"LDS\.128"),
+    Meant(r"conv_relu_pool::outer_tiles<.*Fma.*>", r"STG\.E\.128"),
     # The packed weights of several channels.
     Meant(r"conv_relu_pool::(windows|uncovered|input_grad)<\w+, [48]>", r"LDG\.E\.128"),
 ]
