@@ -116,7 +116,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]] =
         TILES,
         {"pool_kernel": 3, "pool_stride": (1, 2), "pool_padding": 1, "negative_slope": 0.5},
     ),
-    "plane of one position in tiles": ((40, 24, 3, 3), (9, 24, 2, 2), TILES, {}),
+    "plane of one position in tiles": ((40, 24, 3, 3), (9, 24, 2, 2), "by dtype", {}),
     "depthwise": ((1, 33, 14, 13), (33, 1, 3, 3), DIRECT, {"groups": 33, "padding": 1}),
     "depthwise, two of each": ((1, 17, 10, 9), (34, 1, 3, 3), DIRECT, {"groups": 17, "padding": 1}),
     "depthwise, eight of each": ((1, 5, 12, 12), (40, 1, 3, 3), DIRECT_WEIGHT, {"groups": 5}),
