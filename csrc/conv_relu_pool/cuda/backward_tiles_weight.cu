@@ -331,8 +331,10 @@ void run_rows(const BackwardCall& call, const MapGrad& grad, const TileInput& in
   // Two blocks on each of an H100's SMs. The slices depend on sizes alone, so that results do not depend on
   // the device.
   const int64_t per_slice = g.groups * cuda::pieces(g.Kg, ROWS) * cuda::pieces(columns, kColumns);
-  const int64_t wanted = per_slice < 264 ? 264 / per_slice : 1;
-  const int64_t slice_length = cuda::pieces(cuda::pieces(length, wanted), kPositions) * kPositions;
+  constexpr int64_t kMostPositions = 1 << 29;  // of a slice, counted in 32 bits
+  const int64_t wanted = per_slice < 264 ? 264 / per_slice : 1, least = cuda::pieces(length, kMostPositions);
+  const int64_t slice_length =
+      cuda::pieces(cuda::pieces(length, wanted > least ? wanted : least), kPositions) * kPositions;
   const int64_t slice_count = cuda::pieces(length, slice_length);
   const Tensor slices = empty_on(call.x, {slice_count, g.K, columns}, ScalarType::Float);
   const MapInput map{static_cast<const unsigned char*>(grad.data.const_data_ptr()),
@@ -361,14 +363,9 @@ const char* tiles_refuse_weight(const Problem& p, const Geometry& g) {
   if (p.dtype == ScalarType::Double) return "float64";
   if (g.Kg < 8 || g.Cg < 5) return "fewer than 8 output or 5 input channels in a group";
   for (const Axis* a : {&g.h, &g.w}) {
-    if (a->in + 2 * a->padding >= kMost || a->kernel * a->dilation >= kMost || a->stride >= kMost ||
-        a->map * a->stride >= kMost) {
-      return "an image too large";
-    }
+    if (a->in + 2 * a->padding >= kMost || a->kernel * a->dilation >= kMost) return "an image too large";
   }
-  if (g.h.kernel * g.w.kernel * g.Cg >= kMost) return "a filter too large";
-  // A slice's positions are counted in 32 bits.
-  return g.N * g.map_size() < kMost ? nullptr : "too many positions";
+  return g.h.kernel * g.w.kernel * g.Cg < kMost ? nullptr : "a filter too large";
 }
 
 void tiles_weight_grad(const BackwardCall& call, const MapGrad& map, const Tensor& grad_weight) {
