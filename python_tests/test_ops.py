@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -537,6 +538,32 @@ def test_export(device: str) -> None:
     assert any("zb.conv_relu_pool2d" in str(node.target) for node in program.graph.nodes)
     wide = torch.randn(5, 3, 8, 8, device=device)
     torch.testing.assert_close(program.module()(wide), layer(wide))
+
+
+def test_aot_inductor_package(tmp_path: Path) -> None:
+    """A packaged model gives what the model gives, at every batch size, gradients of no concern."""
+    torch.manual_seed(0)
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = zb.nn.ConvReLUPool2d(3, 4, 3, padding=1)
+            self.linear = zb.nn.LinearReLU(4 * 4 * 4, 70)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.linear(self.conv(x).flatten(1))
+            return y, zb.nap_pack(y)
+
+    net = Net().eval()
+    with torch.no_grad():
+        batch = torch.export.Dim("N", min=1, max=1000)
+        program = torch.export.export(net, (torch.randn(2, 3, 8, 8),), dynamic_shapes=({0: batch},))
+        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "net.pt2"))
+        loaded = torch._inductor.aoti_load_package(package)
+        for n in (1, 5):
+            x = torch.randn(n, 3, 8, 8)
+            for got, want in zip(loaded(x), net(x), strict=True):
+                assert torch.equal(got, want)
 
 
 def test_meta_tensors() -> None:
