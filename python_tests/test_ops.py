@@ -27,12 +27,6 @@ def samples(op: Op, device: str, dtype: torch.dtype) -> list[Sample]:
     return list(op.samples(device, dtype))
 
 
-def dtypes(op: Op) -> tuple[torch.dtype, ...]:
-    if op.name == "nap_unpack":
-        return (torch.int64,)
-    return (*DTYPES, torch.bool) if op.name == "nap_pack" else DTYPES
-
-
 def defined(op: Op, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """In a backward, what is left where the reference is finite.
 
@@ -52,7 +46,7 @@ def report(faults: list[str]) -> None:
 # --- values -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in OPS.values() for d in dtypes(op)])
+@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in OPS.values() for d in op.dtypes])
 def test_values_against_float64(op: Op, dtype: torch.dtype, device: str, highest_precision: None) -> None:
     faults = []
     for sample in samples(op, device, dtype):
@@ -75,8 +69,8 @@ def test_values_against_float64(op: Op, dtype: torch.dtype, device: str, highest
 @pytest.mark.parametrize("op", PUBLIC, **by_name)
 def test_default_precision_keeps_its_bound(op: Op, dtype: torch.dtype, device: str) -> None:
     """set_conv_precision("high"): an error of at most 1e-5 of the result's norm in float32."""
-    if op.name in ("nap_pack", "nap_unpack"):
-        pytest.skip("sums nothing")
+    if not trainable(op):
+        pytest.skip("sums no floating numbers")
     for sample in samples(op, device, dtype):
         y, exact = call(op.public, sample)[0].double(), float64_reference(op, sample)[0]
         finite = y.isfinite() & exact.isfinite()
@@ -84,7 +78,7 @@ def test_default_precision_keeps_its_bound(op: Op, dtype: torch.dtype, device: s
         assert torch.equal(y.isnan(), exact.isnan()) or dtype != torch.float64, sample.label
 
 
-@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in OPS.values() for d in dtypes(op)])
+@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in OPS.values() for d in op.dtypes])
 def test_exact_on_whole_numbers(op: Op, dtype: torch.dtype, device: str, highest_precision: None) -> None:
     """Where no sum rounds, values, codes and bits are equal to the reference's, ties and all."""
     faults = []
@@ -127,7 +121,7 @@ def test_signature_is_of_the_values_returned(op: Op, dtype: torch.dtype, device:
 
 @pytest.mark.parametrize("op", OPS.values(), **by_name)
 def test_same_result_each_time_and_for_any_thread_count(op: Op, device: str) -> None:
-    dtype = dtypes(op)[0]
+    dtype = op.dtypes[0]
     threads = torch.get_num_threads()
     try:
         for sample in samples(op, device, dtype):
@@ -154,7 +148,7 @@ def _bits(t: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("op", OPS.values(), **by_name)
 def test_inputs_are_left_alone(op: Op, device: str) -> None:
-    for sample in samples(op, device, dtypes(op)[0]):
+    for sample in samples(op, device, op.dtypes[0]):
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in sample.args]
         call(op.overload, sample)
         for a, b in zip(sample.args, before, strict=True):
@@ -196,7 +190,7 @@ def differentiable(op: Op, sample: Sample) -> tuple[Any, tuple[torch.Tensor, ...
 
 
 def trainable(op: Op) -> bool:
-    return op.name not in ("nap_pack", "nap_unpack")
+    return not op.name.startswith("nap_")
 
 
 @pytest.mark.parametrize("op", [op for op in OPS.values() if trainable(op)], **by_name)
@@ -361,7 +355,7 @@ FULL_CHECK = (
 
 @pytest.mark.parametrize("op", OPS.values(), **by_name)
 def test_opcheck(op: Op, device: str) -> None:
-    for number, sample in enumerate(samples(op, device, dtypes(op)[0])):
+    for number, sample in enumerate(samples(op, device, op.dtypes[0])):
         args = [
             a.detach().clone(memory_format=torch.preserve_format).requires_grad_(trainable(op))
             if isinstance(a, torch.Tensor) and a.is_floating_point() and 0 not in a.stride()
@@ -386,7 +380,7 @@ def test_opcheck(op: Op, device: str) -> None:
 def test_fake_promises_the_strides_that_come(op: Op, device: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    for sample in samples(op, device, dtypes(op)[0]):
+    for sample in samples(op, device, op.dtypes[0]):
         with FakeTensorMode() as mode:
             fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in sample.args]
             promised = outputs(op.overload(*fakes, **sample.kwargs))
@@ -397,7 +391,7 @@ def test_fake_promises_the_strides_that_come(op: Op, device: str) -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), **by_name)
 def test_vmap_equals_a_loop(op: Op, device: str) -> None:
-    for sample in samples(op, device, dtypes(op)[0]):
+    for sample in samples(op, device, op.dtypes[0]):
         tensors = [i for i, a in enumerate(sample.args) if isinstance(a, torch.Tensor)]
         for batched in ([tensors[0]], tensors):
             stacked = [torch.stack([a, a.flip(-1)]) if i in batched else a for i, a in enumerate(sample.args)]
@@ -551,7 +545,7 @@ def test_meta_tensors() -> None:
 
 @pytest.mark.parametrize("op", PUBLIC, **by_name)
 def test_reference_backend_and_explain(op: Op, device: str) -> None:
-    sample = next(iter(op.samples(device, dtypes(op)[0])))
+    sample = next(iter(op.samples(device, op.dtypes[0])))
     auto = zb.explain(op.name, *sample.args, **sample.kwargs)
     assert list(auto.verdicts) == ["cpu", "cuda", "triton", "reference"]
     assert list(auto.verdicts.values()).count("chosen") == 1
@@ -606,6 +600,7 @@ def test_conv_precision_switch() -> None:
 
 X, W = torch.zeros(2, 4, 8, 8), torch.zeros(6, 4, 3, 3)
 ROWS, V = torch.zeros(5, 7), torch.zeros(9, 7)
+SIG, DB = torch.zeros(3, 2, dtype=torch.int64), torch.ones(5, 2, dtype=torch.int64)
 C = "conv_relu_pool2d"
 BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     (
@@ -697,6 +692,40 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"of shape \[N, words\], got \[2\]",
     ),
+    ("nap_hamming", (SIG.float(), DB), {}, TypeError, r"expected a of dtype int64 \(dense\), got torch.float32"),
+    ("nap_hamming", (SIG, DB.int()), {}, TypeError, "expected b of dtype int64 .* got torch.int32"),
+    ("nap_hamming", (SIG, DB.to_sparse()), {}, TypeError, r"expected b of dtype .* got torch.int64 \(torch.sparse_coo\)"),
+    ("nap_hamming", (SIG.numpy(), DB), {}, TypeError, "expected a to be a tensor, got ndarray"),
+    ("nap_hamming", (SIG[0], DB), {}, ValueError, r"expected a of shape \[N, words\], got \[2\]"),
+    ("nap_hamming", (SIG, DB[:, :1]), {}, ValueError, r"a and b of one width, got \[3, 2\] and \[5, 1\]"),
+    ("nap_hamming", (SIG, DB.to("meta")), {}, ValueError, "a and b on one device, got cpu and meta"),
+    (
+        "nap_hamming",
+        (SIG[:, :1].expand(3, 2**25), DB[:, :1].expand(5, 2**25)),
+        {},
+        ValueError,
+        r"rows of less than 2\*\*31 bits .* got 33554432 words",
+    ),
+    ("nap_topk", (SIG, DB.bool(), 1), {}, TypeError, "expected db of dtype int64 .* got torch.bool"),
+    ("nap_topk", (SIG, DB[0], 1), {}, ValueError, r"expected db of shape \[N, words\], got \[2\]"),
+    ("nap_topk", (SIG[:, :1], DB, 1), {}, ValueError, r"q and db of one width, got \[3, 1\] and \[5, 2\]"),
+    ("nap_topk", (SIG.to("meta"), DB, 1), {}, ValueError, "q and db on one device, got meta and cpu"),
+    ("nap_topk", (SIG, DB, 6), {}, ValueError, "expected 0 <= k <= M = 5 rows of db, got 6"),
+    ("nap_topk", (SIG, DB[:0], 1), {}, ValueError, "expected 0 <= k <= M = 0 rows of db, got 1"),
+    ("nap_topk", (SIG, DB, -1), {}, ValueError, "expected 0 <= k <= M = 5 rows of db, got -1"),
+    ("nap_topk", (SIG, DB, 1.5), {}, TypeError, "expected k to be an int, got 1.5"),
+    (
+        "nap_topk",
+        (SIG[:, :1].expand(3, 2**20), DB[:1, :1].expand(2**40, 2**20), 1),
+        {},
+        ValueError,
+        r"expected distance and row to fit in 63 bits, got db of \[1099511627776, 1048576\]",
+    ),
+    ("nap_frequency", (SIG.double(), 2), {}, TypeError, "expected sig of dtype int64 .* got torch.float64"),
+    ("nap_frequency", (SIG[0], 2), {}, ValueError, r"expected sig of shape \[N, words\], got \[2\]"),
+    ("nap_frequency", (SIG, 129), {}, ValueError, r"expected 0 <= F <= 128, the bits of sig \[3, 2\], got 129"),
+    ("nap_frequency", (SIG, -1), {}, ValueError, r"expected 0 <= F <= 128, the bits of sig \[3, 2\], got -1"),
+    ("nap_frequency", (SIG, "2"), {}, TypeError, "expected F to be an int, got '2'"),
 ]
 
 
@@ -722,9 +751,9 @@ def test_bad_input_stops_below_python_too(
 
 def test_samples_are_named_apart() -> None:
     for op in OPS.values():
-        labels = [s.label for s in op.samples("cpu", dtypes(op)[0])]
+        labels = [s.label for s in op.samples("cpu", op.dtypes[0])]
         assert len(labels) == len(set(labels)), op.name
-        assert all(dataclasses.is_dataclass(s) for s in op.samples("cpu", dtypes(op)[0]))
+        assert all(dataclasses.is_dataclass(s) for s in op.samples("cpu", op.dtypes[0]))
 
 
 @pytest.mark.large
