@@ -533,11 +533,81 @@ def test_export(device: str) -> None:
     torch.testing.assert_close(program.module()(wide), layer(wide))
 
 
+class PatternSearch(torch.nn.Module):
+    """All that is done with signatures, in one graph; without ``k``, half of the database is looked for."""
+
+    def __init__(self, k: int | None = None) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, x: torch.Tensor, db: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sig = zb.nap_pack(x)
+        distances, rows = zb.nap_topk(sig, db, self.k or db.shape[0] // 2)
+        return distances + 1, rows, zb.nap_hamming(sig, db) * 2, zb.nap_frequency(db, x.shape[1])
+
+
+def pattern_search_inputs(N: int, M: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(N)
+    return tuple(
+        t.to(device) for t in (torch.randn(N, 70, generator=g), zb.nap_pack(torch.randn(M, 70, generator=g)))
+    )
+
+
+def test_signature_ops_compile_with_dynamic_shapes(device: str) -> None:
+    torch._dynamo.reset()
+    search = PatternSearch()
+    compiled = torch.compile(search, fullgraph=True, backend="aot_eager", dynamic=True)
+    for N, M in ((5, 9), (7, 12), (1, 6)):
+        inputs = pattern_search_inputs(N, M, device)
+        for got, want in zip(compiled(*inputs), search(*inputs), strict=True):
+            assert torch.equal(got, want)
+
+
+def test_signature_ops_export(device: str) -> None:
+    sizes = ({0: torch.export.Dim("N")}, {0: torch.export.Dim("M", min=3)})
+    search = PatternSearch(3)
+    program = torch.export.export(search, pattern_search_inputs(5, 9, device), dynamic_shapes=sizes)
+    called = {str(node.target) for node in program.graph.nodes}
+    for name in ("nap_pack", "nap_topk", "nap_hamming", "nap_frequency"):
+        assert any(f"zb.{name}" in target for target in called), called
+    inputs = pattern_search_inputs(3, 20, device)
+    for got, want in zip(program.module()(*inputs), search(*inputs), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_meta_tensors() -> None:
     y, sig = zb.conv_relu_pool2d_nap(
         torch.empty(2, 3, 8, 8, device="meta"), torch.empty(4, 3, 3, 3, device="meta")
     )
     assert y.shape == (2, 4, 3, 3) and sig.shape == (2, math.ceil(4 * 36 / 64))
+    distances, rows = zb.nap_topk(sig, sig.expand(7, 2, 3)[:, 0], 4)
+    assert (
+        distances.shape == rows.shape == (2, 4)
+        and distances.dtype == torch.int32
+        and rows.dtype == torch.int64
+    )
+    assert zb.nap_hamming(sig, rows[:1, :3]).shape == (2, 1)
+    assert zb.nap_frequency(sig, 144).shape == (144,)
+
+
+def test_no_table_of_all_distances(device: str) -> None:
+    """What nap_topk and nap_frequency allocate stays far below the table of distances, or the unpacked bits."""
+    sig = torch.arange(2**16, device=device)[:, None]
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for t in torch.utils._pytree.tree_leaves(result):
+                if isinstance(t, torch.Tensor):
+                    self.size = max(self.size, t.untyped_storage().nbytes())
+            return result
+
+    for function in (lambda: zb.nap_topk(sig[:64], sig, 5), lambda: zb.nap_frequency(sig, 64)):
+        with Largest() as mode, zb.use_backend("reference"):
+            function()
+        assert 0 < mode.size < 64 * 2**16  # less than a byte a distance, or a unit
 
 
 # --- backends ---------------------------------------------------------------------------------------------------
@@ -692,9 +762,21 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"of shape \[N, words\], got \[2\]",
     ),
-    ("nap_hamming", (SIG.float(), DB), {}, TypeError, r"expected a of dtype int64 \(dense\), got torch.float32"),
+    (
+        "nap_hamming",
+        (SIG.float(), DB),
+        {},
+        TypeError,
+        r"expected a of dtype int64 \(dense\), got torch.float32",
+    ),
     ("nap_hamming", (SIG, DB.int()), {}, TypeError, "expected b of dtype int64 .* got torch.int32"),
-    ("nap_hamming", (SIG, DB.to_sparse()), {}, TypeError, r"expected b of dtype .* got torch.int64 \(torch.sparse_coo\)"),
+    (
+        "nap_hamming",
+        (SIG, DB.to_sparse()),
+        {},
+        TypeError,
+        r"of dtype .* got torch.int64 \(torch.sparse_coo\)",
+    ),
     ("nap_hamming", (SIG.numpy(), DB), {}, TypeError, "expected a to be a tensor, got ndarray"),
     ("nap_hamming", (SIG[0], DB), {}, ValueError, r"expected a of shape \[N, words\], got \[2\]"),
     ("nap_hamming", (SIG, DB[:, :1]), {}, ValueError, r"a and b of one width, got \[3, 2\] and \[5, 1\]"),
@@ -723,7 +805,13 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ),
     ("nap_frequency", (SIG.double(), 2), {}, TypeError, "expected sig of dtype int64 .* got torch.float64"),
     ("nap_frequency", (SIG[0], 2), {}, ValueError, r"expected sig of shape \[N, words\], got \[2\]"),
-    ("nap_frequency", (SIG, 129), {}, ValueError, r"expected 0 <= F <= 128, the bits of sig \[3, 2\], got 129"),
+    (
+        "nap_frequency",
+        (SIG, 129),
+        {},
+        ValueError,
+        r"expected 0 <= F <= 128, the bits of sig \[3, 2\], got 129",
+    ),
     ("nap_frequency", (SIG, -1), {}, ValueError, r"expected 0 <= F <= 128, the bits of sig \[3, 2\], got -1"),
     ("nap_frequency", (SIG, "2"), {}, TypeError, "expected F to be an int, got '2'"),
 ]

@@ -26,9 +26,10 @@ _WORDS = 1024  # of a row in one piece
 def check(sig: Any, F: Any) -> None:
     check_signatures("nap_frequency", "sig", sig)
     check_int("nap_frequency", "F", F)
-    if F < 0 or F > 64 * sig.shape[1]:
+    bits = 64 * sig.shape[1]
+    if F < 0 or bits < F:
         raise ValueError(
-            f"nap_frequency: expected 0 <= F <= {64 * sig.shape[1]}, the bits of sig {list(sig.shape)}, got {F}"
+            f"nap_frequency: expected 0 <= F <= {bits}, the bits of sig {list(sig.shape)}, got {F}"
         )
 
 

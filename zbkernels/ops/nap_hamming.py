@@ -17,8 +17,7 @@ from zbkernels.ops.nap_unpack import check_signatures
 
 SCHEMA = "nap_hamming(Tensor a, Tensor b) -> Tensor"
 
-_TILE = 2**16  # distances that the reference computes at a time: its int64 temporaries stay in a cache
-_ROWS = 64  # of a, in one tile
+_ROWS = 64  # of a, in one tile of the reference
 _WORDS = 31  # whose counts of 8 a byte holds
 _INT32_MAX = 2**31 - 1
 
@@ -39,7 +38,9 @@ def check_pair(op: str, names: tuple[str, str], a: Any, b: Any) -> None:
     if a.device != b.device:
         raise ValueError(f"{op}: expected {both} on one device, got {a.device} and {b.device}")
     if isinstance(words, int) and 64 * words > _INT32_MAX:
-        raise ValueError(f"{op}: expected rows of less than 2**31 bits (distances are int32), got {words} words")
+        raise ValueError(
+            f"{op}: expected rows of less than 2**31 bits (distances are int32), got {words} words"
+        )
 
 
 def check(a: Any, b: Any) -> None:
@@ -72,10 +73,15 @@ def tile_of_distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return total.to(torch.int32)
 
 
+def _tile(device: torch.device) -> int:
+    """Distances computed at a time: a CPU thread's part of the temporaries stays in its cache, a GPU is filled."""
+    return 2**15 * torch.get_num_threads() if device.type == "cpu" else 2**22
+
+
 def all_distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """int64 [N, W], [M, W] -> int32 [N, M], a tile at a time."""
     out = a.new_empty((a.shape[0], b.shape[0]), dtype=torch.int32)
-    columns = max(_TILE // max(min(_ROWS, a.shape[0]), 1), 1)
+    columns = max(_tile(a.device) // max(min(_ROWS, a.shape[0]), 1), 1)
     for i in range(0, out.shape[0], _ROWS):
         for j in range(0, out.shape[1], columns):
             tile = tile_of_distances(a[i : i + _ROWS], b[j : j + columns])
@@ -124,7 +130,11 @@ def pairs_of_signatures(device: str) -> Iterator[tuple[str, torch.Tensor, torch.
     yield "odd storage offset", draw(4 * 6 + 3)[3:].view(6, 4), draw(8 * 4 + 1)[1:].view(8, 4)
     full, low = torch.full((3, 2), -1), torch.tensor([[0, 0], [-(2**63), 2**63 - 1], [1, -2]])
     yield "all on, sign bits", full.to(device), low.to(device)
-    yield "all on and all off", full[:, :1].repeat(1, 33).to(device), torch.zeros((4, 33), dtype=full.dtype).to(device)
+    yield (
+        "all on and all off",
+        full[:, :1].repeat(1, 33).to(device),
+        torch.zeros((4, 33), dtype=full.dtype).to(device),
+    )
     yield "few kinds of rows", draw(9, 1) & 1, draw(50, 1) & 3
     yield "identical rows", draw(1, 2).repeat(3, 1), draw(1, 2).repeat(40, 1)
     yield "no queries", draw(0, 2), draw(5, 2)

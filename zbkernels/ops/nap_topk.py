@@ -100,7 +100,9 @@ def samples(device: str = "cpu", dtype: torch.dtype = torch.int64) -> Iterator[S
     yield Sample("only ties", (q, db[:1].expand(140, 2), 17))
     yield Sample("only ties, k = M", (q, db[:1].repeat(21, 1), 21))
     yield Sample("many ties", (q & 7, db & 3, 100))
-    yield Sample("nearest last", (q[:1], q[:1] ^ (2 ** torch.arange(62, -1, -1, device=device) - 1)[:, None], 9))
+    yield Sample(
+        "nearest last", (q[:1], q[:1] ^ (2 ** torch.arange(62, -1, -1, device=device) - 1)[:, None], 9)
+    )
     yield Sample("empty database", (q, db[:0], 0))
 
 

@@ -16,7 +16,9 @@ from zbkernels.triton.config import Config, choose
 from zbkernels.triton.launch import cannot_run, ceil_div, power_of_two, processors, start, wrong_dtype
 
 _REGISTERS_K = 128
-_NARROW_BITS = 16  # of a distance: up to here keys are of 32 bits and a split has at least 2**15 rows to itself
+_NARROW_BITS = (
+    16  # of a distance: up to here keys are of 32 bits and a split has at least 2**15 rows to itself
+)
 _QUERIES = 8192  # of one launch: bounds the splits' lists
 _PROGRAMS_A_PROCESSOR = 4
 _LEAST_TILES = 8  # of one split, so that most of its tiles improve nothing
@@ -89,9 +91,10 @@ def _best_of_splits(q: torch.Tensor, db: torch.Tensor, k: int, index_bits: int) 
 
 def candidates(N: int, wide: bool) -> Sequence[Config]:
     """Tiles of 2048 distances, 16 a thread, or half of it where keys are of 64 bits; the default first."""
-    n = power_of_two(N, 1, 16)
     if wide:
+        n = power_of_two(N, 1, 8)
         return [Config({"BLOCK_N": n, "BLOCK_M": min(1024 // n, 256)})]
+    n = power_of_two(N, 1, 16)
     found = [Config({"BLOCK_N": n, "BLOCK_M": min(2048 // n, 512)})]
     if n == 16:
         found.append(Config({"BLOCK_N": 32, "BLOCK_M": 64}))

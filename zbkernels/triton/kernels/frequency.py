@@ -1,10 +1,10 @@
 """How often each unit is on, over the rows of a batch of signatures.
 
-The floor is one read of the words. Adding each of a word's 64 bits to a counter of its own would take about 2 cycles of
-an SM a word, five times the time of the read on an H100. So rows first go four at a time through full adders, bit by
-bit, into planes of weight 1, 2 and 4 (6 three-input operations for 4 rows), and only the fours are spread: bits that lie
-8 apart are added as the bytes of one word, 8 such words for all 64 bits. That is about 15 operations of 32 bits a word,
-a quarter of a cycle. A byte holds 255 fours, which bounds the rows of one program.
+The floor is one read of the words. Adding each of a word's 64 bits to a counter of its own would take about 2 cycles
+of an SM a word, five times the time of the read on an H100. So rows first go four at a time through full adders, bit by
+bit, into planes of weight 1, 2 and 4 (6 three-input operations for 4 rows), and only the fours are spread: bits that
+lie 8 apart are added as the bytes of one word, 8 such words for all 64 bits. That is about 15 operations of 32 bits a
+word, a quarter of a cycle. A byte holds 255 fours, which bounds the rows of one program.
 
 Each program writes its counts, and the host adds them up: no atomics, though sums of integers would allow them, so that
 nothing has to be set to zero first.

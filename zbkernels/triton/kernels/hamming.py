@@ -170,7 +170,9 @@ def nearest_kernel(
     for start in range(0, rows, BLOCK_M):
         number = start + tl.arange(0, BLOCK_M)
         m_live = number < rows
-        found = distances(q, db, n, first + number, n_live, m_live, words, q_row, q_word, db_row, db_word, PAIRS)
+        found = distances(
+            q, db, n, first + number, n_live, m_live, words, q_row, q_word, db_row, db_word, PAIRS
+        )
         key = (found.to(KEY) << split_bits.to(KEY)) | number.to(KEY)[None, :]
         best = insert(best, tl.where(n_live[:, None] & m_live[None, :], key, NONE), NONE)
     distance = (best >> split_bits.to(KEY)).to(tl.int64)
