@@ -216,8 +216,8 @@ def test_nap_unpack() -> None:
         assert torch.equal(got, want), sample.label
 
 
-def check_samples(name: str) -> None:
-    for sample in OPS[name].samples():
+def check_samples(name: str, every: int = 1) -> None:
+    for sample in list(OPS[name].samples())[::every]:
         with zb.use_backend("triton"):
             got = outputs(getattr(zb, name)(*sample.args))
         for ours, want in zip(got, outputs(OPS[name].reference(*sample.args)), strict=True):
@@ -262,7 +262,7 @@ def test_topk_over_many_tiles_and_splits(k: int, ties: bool, monkeypatch: pytest
 
 def test_topk_with_keys_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nap_topk, "_NARROW_BITS", 0)
-    check_samples("nap_topk")
+    check_samples("nap_topk", every=3)
 
 
 @pytest.mark.parametrize("rows", (1, 8, 9, 33))
