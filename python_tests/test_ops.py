@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from typing import Any
 
@@ -588,6 +589,24 @@ def test_meta_tensors() -> None:
     )
     assert zb.nap_hamming(sig, rows[:1, :3]).shape == (2, 1)
     assert zb.nap_frequency(sig, 144).shape == (144,)
+
+
+@pytest.mark.parametrize("name", ["nap_hamming", "nap_topk", "nap_frequency"])
+def test_the_reference_is_the_same_by_small_pieces(
+    name: str, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    whole = [call(OPS[name].reference, sample) for sample in samples(OPS[name], device, torch.int64)]
+    for module, constant, value in (
+        ("nap_hamming", "_ROWS", 2),
+        ("nap_hamming", "_tile", lambda device: 6),
+        ("nap_topk", "_KEYS", {"cpu": 8, "cuda": 8}),
+        ("nap_frequency", "_PIECE", 1),
+        ("nap_frequency", "_WORDS", 2),
+    ):
+        monkeypatch.setattr(importlib.import_module(f"zbkernels.ops.{module}"), constant, value)
+    for sample, wanted in zip(samples(OPS[name], device, torch.int64), whole, strict=True):
+        for got, want in zip(call(OPS[name].reference, sample), wanted, strict=True):
+            assert torch.equal(got, want), sample.label
 
 
 def test_no_table_of_all_distances(device: str) -> None:

@@ -119,7 +119,7 @@ def pairs_of_signatures(device: str) -> Iterator[tuple[str, torch.Tensor, torch.
 
     for words in (1, 2, 3, 4, 31, 33):
         yield f"{words} words", draw(5, words), draw(7, words)
-    yield "past a tile", draw(33, 2), draw(70, 2)
+    yield "past a tile", draw(67, 2), draw(70, 2)
     yield "one query", draw(1, 2), draw(600, 2)
     yield "transposed", draw(3, 6).t(), draw(3, 9).t()
     yield "every other word", draw(4, 8)[:, ::2], draw(9, 8)[:, 1::2]

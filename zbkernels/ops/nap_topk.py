@@ -18,7 +18,7 @@ from zbkernels.ops.nap_unpack import check_int
 
 SCHEMA = "nap_topk(Tensor q, Tensor db, SymInt k) -> (Tensor, Tensor)"
 
-_KEYS = {"cpu": 2**18, "cuda": 2**24}  # of one piece: what a cache holds, and what fills a card
+_KEYS = {"cpu": 2**18, "cuda": 2**22}  # of one piece: what a cache holds, and what fills a card
 
 
 def check(q: Any, db: Any, k: Any) -> None:
