@@ -63,6 +63,14 @@ def conv(
         )
 
 
+def smallest_searches() -> None:
+    """Arguments of 1 become constants of the kernel, which not every operation of Triton takes."""
+    nap_hamming.forward(signatures(1, 1), signatures(1, 1))
+    for rows in (1, 2):
+        nap_topk.forward(signatures(1, 1), signatures(rows, 1), 1)
+    nap_frequency.forward(signatures(1, 1), 1)
+
+
 def linear(dtype: torch.dtype, inputs: int = 784) -> None:
     linear_relu.forward(meta(512, inputs, dtype=dtype), meta(512, inputs, dtype=dtype), 0.0, need_sig=True)
 
@@ -110,6 +118,10 @@ CASES: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
     "topk, long rows": (
         lambda: nap_topk.forward(signatures(1000, 2000), signatures(10**5, 2000), 128),
         ("nearest_kernel",),
+    ),
+    "searches of one row and one word": (
+        smallest_searches,
+        ("hamming_kernel", "nearest_kernel", "frequency_kernel"),
     ),
     "frequency": (lambda: nap_frequency.forward(signatures(10**6), 1000), ("frequency_kernel",)),
     "frequency, one word": (lambda: nap_frequency.forward(signatures(10**6, 1), 64), ("frequency_kernel",)),

@@ -173,11 +173,11 @@ def nearest_kernel(
         found = distances(
             q, db, n, first + number, n_live, m_live, words, q_row, q_word, db_row, db_word, PAIRS
         )
-        key = (found.to(KEY) << split_bits.to(KEY)) | number.to(KEY)[None, :]
+        key = (found.to(KEY) << split_bits) | number.to(KEY)[None, :]
         best = insert(best, tl.where(n_live[:, None] & m_live[None, :], key, NONE), NONE)
-    distance = (best >> split_bits.to(KEY)).to(tl.int64)
-    number = (best & ((1 << split_bits.to(KEY)) - 1)).to(tl.int64)
-    key = (distance << index_bits.to(tl.int64)) | (first + number)
+    distance = best >> split_bits
+    number = best - (distance << split_bits)
+    key = (distance.to(tl.int64) << index_bits) | (first + number)
     key = tl.where(best > NONE - BLOCK_K, 2**63 - 1, key)
     place = ((n * splits + split) * BLOCK_K)[:, None] + slot[None, :]
     tl.store(keys + place, key, mask=n_live[:, None])
