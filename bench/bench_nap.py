@@ -1,4 +1,4 @@
-"""Packing sign patterns into 64-bit words, and unpacking them.
+"""Sign patterns as 64-bit words: packing and unpacking, distances, nearest rows, frequencies.
 
 The cases are in zbkernels/benchmarking/cases.py.
 """

@@ -15,7 +15,7 @@ import torch
 
 import zbkernels as zb
 from zbkernels.benchmarking import command, contestants, runner, table, timing
-from zbkernels.benchmarking.cases import SUITES, ConvCase, LinearCase, NapCase, select
+from zbkernels.benchmarking.cases import SUITES, ConvCase, LinearCase, NapCase, PatternCase, select
 from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.check import Wrong, relative_error, tolerance
 from zbkernels.benchmarking.conv import ConvProblem
@@ -114,6 +114,9 @@ def test_least_bytes() -> None:
     assert case.min_bytes == 4 * (16 + 9 + 4)
     assert dataclasses.replace(case, mode="train").min_bytes == 4 * (2 * 29 + 9 + 16)
     assert NapCase("p", 2, 65).min_bytes == 2 * 2 * 8 + 2 * 65 * 4
+    assert PatternCase("d", 2, 3, 65, "hamming").min_bytes == 5 * 2 * 8 + 6 * 4
+    assert PatternCase("t", 2, 3, 65, "topk", 1).min_bytes == 5 * 2 * 8 + 2 * 12
+    assert PatternCase("f", 2, 0, 65, "frequency").min_bytes == 2 * 2 * 8 + 65 * 8
 
 
 def test_select_refuses_what_is_not_there() -> None:
@@ -214,6 +217,20 @@ def test_nap_is_exact() -> None:
     out[2, 1] ^= 1
     with pytest.raises(Wrong, match="1 of 6 values differ"):
         made.error([out])
+
+
+@pytest.mark.parametrize("mode", ["hamming", "topk", "frequency"])
+def test_patterns_are_exact(mode: str, no_compile: None) -> None:
+    case = PatternCase(mode, 7, 30, 100, mode, 3)
+    prepared = runner.prepare(case, FAST)
+    assert {"ours", "eager", "numpy"} <= set(prepared.calls) and set(prepared.errors.values()) == {0.0}
+    out = [t.clone() for t in prepared.problem.expected]
+    out[-1][-1] += 1
+    wrong = "1 of 100 values differ" if mode == "frequency" else r"\d of \d+ values differ|\d\d of 210"
+    with pytest.raises(Wrong, match=wrong):
+        prepared.problem.error(out)
+    with pytest.raises(Wrong, match=r"torch\.float64"):
+        prepared.problem.error([t.double() for t in out])
 
 
 def test_close_decisions_of_the_pool_pass_no_gradient() -> None:

@@ -163,6 +163,48 @@ def test_23_rows_do_not_share_words(units: int, device: str) -> None:
     assert torch.equal(zb.nap_pack(zb.nap_unpack(words, units)), words)
     count = zb.nap_unpack(words, words.shape[1] * 64).sum(1)
     assert count.tolist() == [int(units > 63), int(units > 64), units]  # padding bits are 0
+    assert zb.nap_hamming(words, torch.zeros_like(words[:1])).flatten().tolist() == count.tolist()
+    if units == 70:
+        assert zb.nap_hamming(words, words).tolist() == [[0, 2, 69], [2, 0, 69], [69, 69, 0]]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 20])
+@pytest.mark.parametrize("queries", [0, 1, 19, 20, 21, 1000])
+def test_25_more_neighbours_than_rows_are_refused_for_every_batch(
+    queries: int, rows: int, device: str
+) -> None:
+    # facebookresearch/faiss #3830: right for 19 queries, zeros from 20 on
+    g = torch.Generator().manual_seed(0)
+    q, db = (torch.randint(-(2**63), 2**63 - 1, (n, 2), generator=g).to(device) for n in (queries, rows))
+    for k in (0, 1, 20, 50):
+        if k > rows:
+            with pytest.raises(
+                ValueError, match=f"nap_topk: expected 0 <= k <= M = {rows} rows of db, got {k}"
+            ):
+                zb.nap_topk(q, db, k)
+            continue
+        distances, ids = zb.nap_topk(q, db, k)
+        assert distances.shape == ids.shape == (queries, k)
+        table = zb.nap_hamming(q, db).long()
+        assert torch.equal(distances.long(), table.sort(1).values[:, :k])
+        assert torch.equal(table.gather(1, ids), distances.long())
+
+
+def test_26_a_smaller_k_is_a_prefix_of_a_larger_one(device: str) -> None:
+    # facebookresearch/faiss #808: among equal distances other ids came back for another k
+    g = torch.Generator().manual_seed(0)
+    db = torch.randint(0, 2**16, (8000, 1), generator=g).to(device)
+    q = torch.randint(0, 2**16, (20, 1), generator=g).to(device)
+    most, ids = zb.nap_topk(q, db, 1500)
+    for k in (1, 10, 100, 129):
+        few = zb.nap_topk(q, db, k)
+        assert torch.equal(few[0], most[:, :k]) and torch.equal(few[1], ids[:, :k])
+    order = torch.randperm(20, generator=g).to(device)
+    assert torch.equal(zb.nap_topk(q[order], db, 10)[1], ids[order, :10])
+    ahead = most[:, 1:] > most[:, :-1]
+    assert (ahead | ((most[:, 1:] == most[:, :-1]) & (ids[:, 1:] > ids[:, :-1]))).all()
+    same = torch.full((700, 3), -5, device=device)
+    assert torch.equal(zb.nap_topk(same[:4], same, 300)[1], torch.arange(300, device=device).expand(4, 300))
 
 
 def test_40_every_value_of_a_map_is_a_unit(device: str) -> None:
@@ -178,7 +220,8 @@ def test_40_every_value_of_a_map_is_a_unit(device: str) -> None:
         results.append(sig)
     assert torch.equal(*results)
     on = zb.nap_unpack(sig, 256)
-    agree = (on[:, None] == on[None]).sum(-1)  # 256 - Hamming distance
+    agree = 256 - zb.nap_hamming(sig, sig)
+    assert torch.equal(agree, (on[:, None] == on[None]).sum(-1))
     assert agree.diagonal().eq(256).all() and agree[0, 1] == 256
     sign, logdet = torch.linalg.slogdet(agree.double())
     assert not logdet.isnan() and sign >= 0
@@ -392,8 +435,13 @@ def test_a_tensor_whose_memory_was_freed_is_refused() -> None:
         lambda: zb.linear_relu(x, torch.randn(4, 8)),
         lambda: zb.nap_pack(x),
         lambda: zb.nap_unpack(sig, 64),
+        lambda: zb.nap_hamming(sig, sig),
+        lambda: zb.nap_topk(sig, sig, 1),
+        lambda: zb.nap_frequency(sig, 64),
     ):
-        with pytest.raises(RuntimeError, match=r"its storage was freed|not allocated"):
+        with pytest.raises(
+            RuntimeError, match=r"its storage was freed|not allocated|out of bounds for storage"
+        ):
             call()
 
 

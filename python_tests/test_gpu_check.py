@@ -564,7 +564,7 @@ def test_every_row_of_the_card_is_in_the_suites() -> None:
     cases = speed.chosen_cases()
     names = {(case.suite, case.mode, case.name) for case in cases}
     assert len(names) == len(cases) and set(speed.COMPILED) <= names
-    assert {case.dtype for case in cases} == {"float32", "float16", "bfloat16"}
+    assert {case.dtype for case in cases} == {"float32", "float16", "bfloat16", "int64"}
     assert {case.name for case in cases if getattr(case, "n", 0) == 512 and case.suite == "conv"} >= set(
         speed.FILLING
     )

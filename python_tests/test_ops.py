@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,6 @@ def samples(op: Op, device: str, dtype: torch.dtype) -> list[Sample]:
     return list(op.samples(device, dtype))
 
 
-def dtypes(op: Op) -> tuple[torch.dtype, ...]:
-    if op.name == "nap_unpack":
-        return (torch.int64,)
-    return (*DTYPES, torch.bool) if op.name == "nap_pack" else DTYPES
-
-
 def defined(op: Op, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """In a backward, what is left where the reference is finite.
 
@@ -53,7 +48,7 @@ def report(faults: list[str]) -> None:
 # --- values -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in OPS.values() for d in dtypes(op)])
+@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in OPS.values() for d in op.dtypes])
 def test_values_against_float64(op: Op, dtype: torch.dtype, device: str, highest_precision: None) -> None:
     faults = []
     for sample in samples(op, device, dtype):
@@ -76,8 +71,8 @@ def test_values_against_float64(op: Op, dtype: torch.dtype, device: str, highest
 @pytest.mark.parametrize("op", PUBLIC, **by_name)
 def test_default_precision_keeps_its_bound(op: Op, dtype: torch.dtype, device: str) -> None:
     """set_conv_precision("high"): an error of at most 1e-5 of the result's norm in float32."""
-    if op.name in ("nap_pack", "nap_unpack"):
-        pytest.skip("sums nothing")
+    if not trainable(op):
+        pytest.skip("sums no floating numbers")
     for sample in samples(op, device, dtype):
         y, exact = call(op.public, sample)[0].double(), float64_reference(op, sample)[0]
         finite = y.isfinite() & exact.isfinite()
@@ -85,7 +80,7 @@ def test_default_precision_keeps_its_bound(op: Op, dtype: torch.dtype, device: s
         assert torch.equal(y.isnan(), exact.isnan()) or dtype != torch.float64, sample.label
 
 
-@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in OPS.values() for d in dtypes(op)])
+@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in OPS.values() for d in op.dtypes])
 def test_exact_on_whole_numbers(op: Op, dtype: torch.dtype, device: str, highest_precision: None) -> None:
     """Where no sum rounds, values, codes and bits are equal to the reference's, ties and all."""
     faults = []
@@ -128,7 +123,7 @@ def test_signature_is_of_the_values_returned(op: Op, dtype: torch.dtype, device:
 
 @pytest.mark.parametrize("op", OPS.values(), **by_name)
 def test_same_result_each_time_and_for_any_thread_count(op: Op, device: str) -> None:
-    dtype = dtypes(op)[0]
+    dtype = op.dtypes[0]
     threads = torch.get_num_threads()
     try:
         for sample in samples(op, device, dtype):
@@ -155,7 +150,7 @@ def _bits(t: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("op", OPS.values(), **by_name)
 def test_inputs_are_left_alone(op: Op, device: str) -> None:
-    for sample in samples(op, device, dtypes(op)[0]):
+    for sample in samples(op, device, op.dtypes[0]):
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in sample.args]
         call(op.overload, sample)
         for a, b in zip(sample.args, before, strict=True):
@@ -197,7 +192,7 @@ def differentiable(op: Op, sample: Sample) -> tuple[Any, tuple[torch.Tensor, ...
 
 
 def trainable(op: Op) -> bool:
-    return op.name not in ("nap_pack", "nap_unpack")
+    return not op.name.startswith("nap_")
 
 
 @pytest.mark.parametrize("op", [op for op in OPS.values() if trainable(op)], **by_name)
@@ -362,7 +357,7 @@ FULL_CHECK = (
 
 @pytest.mark.parametrize("op", OPS.values(), **by_name)
 def test_opcheck(op: Op, device: str) -> None:
-    for number, sample in enumerate(samples(op, device, dtypes(op)[0])):
+    for number, sample in enumerate(samples(op, device, op.dtypes[0])):
         args = [
             a.detach().clone(memory_format=torch.preserve_format).requires_grad_(trainable(op))
             if isinstance(a, torch.Tensor) and a.is_floating_point() and 0 not in a.stride()
@@ -387,7 +382,7 @@ def test_opcheck(op: Op, device: str) -> None:
 def test_fake_promises_the_strides_that_come(op: Op, device: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    for sample in samples(op, device, dtypes(op)[0]):
+    for sample in samples(op, device, op.dtypes[0]):
         with FakeTensorMode() as mode:
             fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in sample.args]
             promised = outputs(op.overload(*fakes, **sample.kwargs))
@@ -398,7 +393,7 @@ def test_fake_promises_the_strides_that_come(op: Op, device: str) -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), **by_name)
 def test_vmap_equals_a_loop(op: Op, device: str) -> None:
-    for sample in samples(op, device, dtypes(op)[0]):
+    for sample in samples(op, device, op.dtypes[0]):
         tensors = [i for i, a in enumerate(sample.args) if isinstance(a, torch.Tensor)]
         for batched in ([tensors[0]], tensors):
             stacked = [torch.stack([a, a.flip(-1)]) if i in batched else a for i, a in enumerate(sample.args)]
@@ -566,11 +561,99 @@ def test_aot_inductor_package(tmp_path: Path) -> None:
                 assert torch.equal(got, want)
 
 
+class PatternSearch(torch.nn.Module):
+    """All that is done with signatures, in one graph; without ``k``, half of the database is looked for."""
+
+    def __init__(self, k: int | None = None) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, x: torch.Tensor, db: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sig = zb.nap_pack(x)
+        distances, rows = zb.nap_topk(sig, db, self.k or db.shape[0] // 2)
+        return distances + 1, rows, zb.nap_hamming(sig, db) * 2, zb.nap_frequency(db, x.shape[1])
+
+
+def pattern_search_inputs(N: int, M: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(N)
+    return tuple(
+        t.to(device) for t in (torch.randn(N, 70, generator=g), zb.nap_pack(torch.randn(M, 70, generator=g)))
+    )
+
+
+def test_signature_ops_compile_with_dynamic_shapes(device: str) -> None:
+    torch._dynamo.reset()
+    search = PatternSearch()
+    compiled = torch.compile(search, fullgraph=True, backend="aot_eager", dynamic=True)
+    for N, M in ((5, 9), (7, 12), (1, 6)):
+        inputs = pattern_search_inputs(N, M, device)
+        for got, want in zip(compiled(*inputs), search(*inputs), strict=True):
+            assert torch.equal(got, want)
+
+
+def test_signature_ops_export(device: str) -> None:
+    sizes = ({0: torch.export.Dim("N")}, {0: torch.export.Dim("M", min=3)})
+    search = PatternSearch(3)
+    program = torch.export.export(search, pattern_search_inputs(5, 9, device), dynamic_shapes=sizes)
+    called = {str(node.target) for node in program.graph.nodes}
+    for name in ("nap_pack", "nap_topk", "nap_hamming", "nap_frequency"):
+        assert any(f"zb.{name}" in target for target in called), called
+    inputs = pattern_search_inputs(3, 20, device)
+    for got, want in zip(program.module()(*inputs), search(*inputs), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_meta_tensors() -> None:
     y, sig = zb.conv_relu_pool2d_nap(
         torch.empty(2, 3, 8, 8, device="meta"), torch.empty(4, 3, 3, 3, device="meta")
     )
     assert y.shape == (2, 4, 3, 3) and sig.shape == (2, math.ceil(4 * 36 / 64))
+    distances, rows = zb.nap_topk(sig, sig.expand(7, 2, 3)[:, 0], 4)
+    assert (
+        distances.shape == rows.shape == (2, 4)
+        and distances.dtype == torch.int32
+        and rows.dtype == torch.int64
+    )
+    assert zb.nap_hamming(sig, rows[:1, :3]).shape == (2, 1)
+    assert zb.nap_frequency(sig, 144).shape == (144,)
+
+
+@pytest.mark.parametrize("name", ["nap_hamming", "nap_topk", "nap_frequency"])
+def test_the_reference_is_the_same_by_small_pieces(
+    name: str, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    whole = [call(OPS[name].reference, sample) for sample in samples(OPS[name], device, torch.int64)]
+    for module, constant, value in (
+        ("nap_hamming", "_ROWS", 2),
+        ("nap_hamming", "_tile", lambda device: 6),
+        ("nap_topk", "_KEYS", {"cpu": 8, "cuda": 8}),
+        ("nap_frequency", "_PIECE", 1),
+        ("nap_frequency", "_WORDS", 2),
+    ):
+        monkeypatch.setattr(importlib.import_module(f"zbkernels.ops.{module}"), constant, value)
+    for sample, wanted in zip(samples(OPS[name], device, torch.int64), whole, strict=True):
+        for got, want in zip(call(OPS[name].reference, sample), wanted, strict=True):
+            assert torch.equal(got, want), sample.label
+
+
+def test_no_table_of_all_distances(device: str) -> None:
+    """What nap_topk and nap_frequency allocate stays far below the table of distances, or the unpacked bits."""
+    sig = torch.arange(2**16, device=device)[:, None]
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for t in torch.utils._pytree.tree_leaves(result):
+                if isinstance(t, torch.Tensor):
+                    self.size = max(self.size, t.untyped_storage().nbytes())
+            return result
+
+    for function in (lambda: zb.nap_topk(sig[:64], sig, 5), lambda: zb.nap_frequency(sig, 64)):
+        with Largest() as mode, zb.use_backend("reference"):
+            function()
+        assert 0 < mode.size < 64 * 2**16  # less than a byte a distance, or a unit
 
 
 # --- backends ---------------------------------------------------------------------------------------------------
@@ -578,7 +661,7 @@ def test_meta_tensors() -> None:
 
 @pytest.mark.parametrize("op", PUBLIC, **by_name)
 def test_reference_backend_and_explain(op: Op, device: str) -> None:
-    sample = next(iter(op.samples(device, dtypes(op)[0])))
+    sample = next(iter(op.samples(device, op.dtypes[0])))
     auto = zb.explain(op.name, *sample.args, **sample.kwargs)
     assert list(auto.verdicts) == ["cpu", "cuda", "triton", "reference"]
     assert list(auto.verdicts.values()).count("chosen") == 1
@@ -633,6 +716,7 @@ def test_conv_precision_switch() -> None:
 
 X, W = torch.zeros(2, 4, 8, 8), torch.zeros(6, 4, 3, 3)
 ROWS, V = torch.zeros(5, 7), torch.zeros(9, 7)
+SIG, DB = torch.zeros(3, 2, dtype=torch.int64), torch.ones(5, 2, dtype=torch.int64)
 C = "conv_relu_pool2d"
 BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     (
@@ -724,6 +808,58 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"of shape \[N, words\], got \[2\]",
     ),
+    (
+        "nap_hamming",
+        (SIG.float(), DB),
+        {},
+        TypeError,
+        r"expected a of dtype int64 \(dense\), got torch.float32",
+    ),
+    ("nap_hamming", (SIG, DB.int()), {}, TypeError, "expected b of dtype int64 .* got torch.int32"),
+    (
+        "nap_hamming",
+        (SIG, DB.to_sparse()),
+        {},
+        TypeError,
+        r"of dtype .* got torch.int64 \(torch.sparse_coo\)",
+    ),
+    ("nap_hamming", (SIG.numpy(), DB), {}, TypeError, "expected a to be a tensor, got ndarray"),
+    ("nap_hamming", (SIG[0], DB), {}, ValueError, r"expected a of shape \[N, words\], got \[2\]"),
+    ("nap_hamming", (SIG, DB[:, :1]), {}, ValueError, r"a and b of one width, got \[3, 2\] and \[5, 1\]"),
+    ("nap_hamming", (SIG, DB.to("meta")), {}, ValueError, "a and b on one device, got cpu and meta"),
+    (
+        "nap_hamming",
+        (SIG[:, :1].expand(3, 2**25), DB[:, :1].expand(5, 2**25)),
+        {},
+        ValueError,
+        r"rows of less than 2\*\*31 bits .* got 33554432 words",
+    ),
+    ("nap_topk", (SIG, DB.bool(), 1), {}, TypeError, "expected db of dtype int64 .* got torch.bool"),
+    ("nap_topk", (SIG, DB[0], 1), {}, ValueError, r"expected db of shape \[N, words\], got \[2\]"),
+    ("nap_topk", (SIG[:, :1], DB, 1), {}, ValueError, r"q and db of one width, got \[3, 1\] and \[5, 2\]"),
+    ("nap_topk", (SIG.to("meta"), DB, 1), {}, ValueError, "q and db on one device, got meta and cpu"),
+    ("nap_topk", (SIG, DB, 6), {}, ValueError, "expected 0 <= k <= M = 5 rows of db, got 6"),
+    ("nap_topk", (SIG, DB[:0], 1), {}, ValueError, "expected 0 <= k <= M = 0 rows of db, got 1"),
+    ("nap_topk", (SIG, DB, -1), {}, ValueError, "expected 0 <= k <= M = 5 rows of db, got -1"),
+    ("nap_topk", (SIG, DB, 1.5), {}, TypeError, "expected k to be an int, got 1.5"),
+    (
+        "nap_topk",
+        (SIG[:, :1].expand(3, 2**20), DB[:1, :1].expand(2**40, 2**20), 1),
+        {},
+        ValueError,
+        r"expected distance and row to fit in 63 bits, got db of \[1099511627776, 1048576\]",
+    ),
+    ("nap_frequency", (SIG.double(), 2), {}, TypeError, "expected sig of dtype int64 .* got torch.float64"),
+    ("nap_frequency", (SIG[0], 2), {}, ValueError, r"expected sig of shape \[N, words\], got \[2\]"),
+    (
+        "nap_frequency",
+        (SIG, 129),
+        {},
+        ValueError,
+        r"expected 0 <= F <= 128, the bits of sig \[3, 2\], got 129",
+    ),
+    ("nap_frequency", (SIG, -1), {}, ValueError, r"expected 0 <= F <= 128, the bits of sig \[3, 2\], got -1"),
+    ("nap_frequency", (SIG, "2"), {}, TypeError, "expected F to be an int, got '2'"),
 ]
 
 
@@ -749,9 +885,9 @@ def test_bad_input_stops_below_python_too(
 
 def test_samples_are_named_apart() -> None:
     for op in OPS.values():
-        labels = [s.label for s in op.samples("cpu", dtypes(op)[0])]
+        labels = [s.label for s in op.samples("cpu", op.dtypes[0])]
         assert len(labels) == len(set(labels)), op.name
-        assert all(dataclasses.is_dataclass(s) for s in op.samples("cpu", dtypes(op)[0]))
+        assert all(dataclasses.is_dataclass(s) for s in op.samples("cpu", op.dtypes[0]))
 
 
 @pytest.mark.large

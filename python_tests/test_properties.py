@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,9 @@ DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfl
 
 
 @st.composite
-def strided(draw: Any, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+def strided(
+    draw: Any, shape: tuple[int, ...], dtype: torch.dtype, seed: int, factor: int = 1
+) -> torch.Tensor:
     """Whole numbers, so that sums are exact, in a tensor with drawn order, steps, offset and expanded sizes."""
     order = draw(st.permutations(range(len(shape))))
     steps = [draw(st.sampled_from([1, 1, 2, 3])) for _ in shape]
@@ -29,7 +32,7 @@ def strided(draw: Any, shape: tuple[int, ...], dtype: torch.dtype, seed: int) ->
     offset = draw(st.integers(0, 5))
     g = torch.Generator().manual_seed(seed)
     total = offset + math.prod(base)
-    flat = torch.randint(-2, 3, (total,), generator=g).to(dtype)[offset:]
+    flat = (torch.randint(-2, 3, (total,), generator=g) * factor).to(dtype)[offset:]
     t = (
         flat[: math.prod(base)]
         .view([base[d] for d in order])
@@ -158,3 +161,38 @@ def test_pack_and_unpack_are_inverse(data: Any, rows: int, units: int) -> None:
     assert words.shape == (rows, (units + 63) // 64)
     assert torch.equal(zb.nap_unpack(words, units), x > 0)
     assert torch.equal(zb.nap_pack(x > 0), words)
+
+
+@st.composite
+def signatures(draw: Any, rows: int, words: int) -> torch.Tensor:
+    """Words of five values whose bits are spread (ties are met), or which are near 0 and -1."""
+    factor = draw(st.sampled_from([1, 0x1E3779B97F4A7C15]))
+    return draw(strided((rows, words), torch.int64, draw(st.integers(0, 9999)), factor))
+
+
+def numpy_bits(sig: torch.Tensor) -> Any:
+    """uint8 [N, 64 W] by NumPy, the lowest bit of a word first."""
+    octets = np.ascontiguousarray(sig.numpy()).view(np.uint8).reshape(sig.shape[0], 8 * sig.shape[1])
+    return np.unpackbits(octets, axis=1, bitorder="little")
+
+
+@COMMON
+@given(st.data(), st.integers(0, 6), st.integers(0, 40), st.integers(0, 35))
+def test_hamming_and_topk_against_numpy(data: Any, queries: int, rows: int, words: int) -> None:
+    q, db = data.draw(signatures(queries, words)), data.draw(signatures(rows, words))
+    table = (numpy_bits(q)[:, None] != numpy_bits(db)[None]).sum(2)
+    got = zb.nap_hamming(q, db)
+    assert got.dtype == torch.int32 and np.array_equal(got.numpy(), table)
+    k = data.draw(st.integers(0, rows))
+    distances, ids = zb.nap_topk(q, db, k)
+    order = np.argsort(table, axis=1, kind="stable")[:, :k]
+    assert np.array_equal(ids.numpy(), order)
+    assert np.array_equal(distances.numpy(), np.take_along_axis(table, order, 1))
+
+
+@COMMON
+@given(st.data(), st.integers(0, 600), st.integers(0, 4))
+def test_frequency_against_numpy(data: Any, rows: int, words: int) -> None:
+    sig = data.draw(signatures(rows, words))
+    units = data.draw(st.integers(0, 64 * words))
+    assert np.array_equal(zb.nap_frequency(sig, units).numpy(), numpy_bits(sig).sum(0)[:units])

@@ -17,7 +17,15 @@ if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
 pytest.importorskip("triton")
 
 from zbkernels.ops._geometry import Geometry
-from zbkernels.triton import conv_relu_pool, linear_relu, nap_pack, nap_unpack
+from zbkernels.triton import (
+    conv_relu_pool,
+    linear_relu,
+    nap_frequency,
+    nap_hamming,
+    nap_pack,
+    nap_topk,
+    nap_unpack,
+)
 from zbkernels.triton.compile import Code, compile_launch, specialise
 from zbkernels.triton.launch import Launch, recording
 
@@ -55,8 +63,20 @@ def conv(
         )
 
 
+def smallest_searches() -> None:
+    """Arguments of 1 become constants of the kernel, which not every operation of Triton takes."""
+    nap_hamming.forward(signatures(1, 1), signatures(1, 1))
+    for rows in (1, 2):
+        nap_topk.forward(signatures(1, 1), signatures(rows, 1), 1)
+    nap_frequency.forward(signatures(1, 1), 1)
+
+
 def linear(dtype: torch.dtype, inputs: int = 784) -> None:
     linear_relu.forward(meta(512, inputs, dtype=dtype), meta(512, inputs, dtype=dtype), 0.0, need_sig=True)
+
+
+def signatures(rows: int, words: int = 16) -> torch.Tensor:
+    return meta(rows, words, dtype=torch.int64)
 
 
 f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -87,6 +107,24 @@ CASES: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
         lambda: nap_pack.forward(meta(128, 64, 14, 14, channels_last=True)),
         ("pack_kernel",),
     ),
+    "hamming": (lambda: nap_hamming.forward(signatures(1000), signatures(10**6)), ("hamming_kernel",)),
+    "hamming, odd words": (
+        lambda: nap_hamming.forward(signatures(1000, 17), signatures(10**6, 17)),
+        ("hamming_kernel",),
+    ),
+    "topk": (lambda: nap_topk.forward(signatures(1000), signatures(10**6), 10), ("nearest_kernel",)),
+    "topk, one query": (lambda: nap_topk.forward(signatures(1), signatures(10**6), 10), ("nearest_kernel",)),
+    "topk, k 128": (lambda: nap_topk.forward(signatures(1000), signatures(10**6), 128), ("nearest_kernel",)),
+    "topk, long rows": (
+        lambda: nap_topk.forward(signatures(1000, 2000), signatures(10**5, 2000), 128),
+        ("nearest_kernel",),
+    ),
+    "searches of one row and one word": (
+        smallest_searches,
+        ("hamming_kernel", "nearest_kernel", "frequency_kernel"),
+    ),
+    "frequency": (lambda: nap_frequency.forward(signatures(10**6), 1000), ("frequency_kernel",)),
+    "frequency, one word": (lambda: nap_frequency.forward(signatures(10**6, 1), 64), ("frequency_kernel",)),
     "unpack": (lambda: nap_unpack.forward(meta(4096, 16, dtype=torch.int64), 1024), ("unpack_kernel",)),
 }
 
@@ -133,21 +171,46 @@ def test_full_precision_is_summed_in_full(case: str, capability: int) -> None:
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("case", ("conv bf16 channels_last", "linear f16", "linear f32", "pack f32"))
+@pytest.mark.parametrize(
+    "case",
+    (
+        "conv bf16 channels_last",
+        "linear f16",
+        "linear f32",
+        "pack f32",
+        "hamming",
+        "topk",
+        "topk, one query",
+        "frequency",
+        "frequency, one word",
+    ),
+)
 def test_rows_of_a_multiple_of_16_are_loaded_16_bytes_at_a_time(case: str, capability: int) -> None:
     for code in compiled(case, capability):
         assert code.machine_instructions(SIXTEEN_BYTES) > 0, code.name
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("case, distances", (("hamming", 16), ("topk", 16), ("hamming, odd words", 16)))
+def test_a_word_costs_one_population_count(case: str, distances: int, capability: int) -> None:
+    """A plain distance needs two a word. A thread has `distances`; its loop takes one word or two, its end counts
+    what is left in the plane."""
+    words = 1 if "odd" in case else 2
+    for code in compiled(case, capability):
+        assert code.instructions(r"\bpopc\.b32") == (words + 1) * distances
+        assert code.instructions(r"\bpopc\.b64") == 0
+        assert code.machine_instructions(r"\bPOPC\b") == (words + 1) * distances
 
 
 def test_every_kernel_is_compiled_here() -> None:
     """A kernel that nobody added to the cases would go unread."""
     import triton
 
-    from zbkernels.triton.kernels import bits, conv, linear, pool
+    from zbkernels.triton.kernels import bits, conv, frequency, hamming, linear, pool
 
     kernels = {
         name
-        for module in (bits, conv, linear, pool)
+        for module in (bits, conv, frequency, hamming, linear, pool)
         for name, value in vars(module).items()
         if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton")
 
+from compare import outputs
 from exact import (
     DTYPE_IDS,
     DTYPES,
@@ -28,7 +30,16 @@ from exact import (
 import zbkernels as zb
 from zbkernels.ops import OPS
 from zbkernels.ops._geometry import Geometry
-from zbkernels.triton import conv_relu_pool, linear_relu, nap_pack, nap_unpack
+from zbkernels.triton import (
+    conv_relu_pool,
+    linear_relu,
+    nap_frequency,
+    nap_hamming,
+    nap_pack,
+    nap_topk,
+    nap_unpack,
+)
+from zbkernels.triton.config import Config
 
 # NumPy, which the interpreter computes with, warns of every NaN and overflow that the cases are made of.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -205,6 +216,71 @@ def test_nap_unpack() -> None:
         assert torch.equal(got, want), sample.label
 
 
+def check_samples(name: str, every: int = 1) -> None:
+    for sample in list(OPS[name].samples())[::every]:
+        with zb.use_backend("triton"):
+            got = outputs(getattr(zb, name)(*sample.args))
+        for ours, want in zip(got, outputs(OPS[name].reference(*sample.args)), strict=True):
+            assert torch.equal(ours, want), sample.label
+            assert ours.dtype == want.dtype and ours.stride() == want.stride(), sample.label
+
+
+@pytest.mark.parametrize("name", ("nap_hamming", "nap_topk", "nap_frequency"))
+def test_signature_ops(name: str) -> None:
+    check_samples(name)
+    assert zb.explain(name, *next(iter(OPS[name].samples())).args).chosen == "triton"
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch, module: Any, **constants: int) -> None:
+    monkeypatch.setattr(module, "choose", lambda *args: Config(constants))
+
+
+def signatures(*shape: int) -> torch.Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, shape, generator=torch.Generator().manual_seed(shape[0]))
+
+
+@pytest.mark.parametrize("words", (2, 3))
+def test_hamming_over_many_tiles(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_blocks(monkeypatch, nap_hamming, BLOCK_N=2, BLOCK_M=4)
+    a, b = signatures(5, words), signatures(9, words)
+    assert torch.equal(nap_hamming.forward(a, b), OPS["nap_hamming"].reference(a, b))
+
+
+@pytest.mark.parametrize("k", (1, 5, 8, 33))
+@pytest.mark.parametrize("ties", (False, True))
+def test_topk_over_many_tiles_and_splits(k: int, ties: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits shorter than k, a last one of one row, and two launches for the queries."""
+    small_blocks(monkeypatch, nap_topk, BLOCK_N=2, BLOCK_M=4)
+    monkeypatch.setattr(nap_topk, "_LEAST_TILES", 2)
+    monkeypatch.setattr(nap_topk, "_QUERIES", 3)
+    q, db = signatures(4, 2), signatures(33, 2)
+    if ties:
+        q, db = q & 1, db & 1
+    for got, want in zip(nap_topk.forward(q, db, k), OPS["nap_topk"].reference(q, db, k), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_topk_with_keys_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nap_topk, "_NARROW_BITS", 0)
+    check_samples("nap_topk", every=3)
+
+
+@pytest.mark.parametrize("rows", (1, 8, 9, 33))
+def test_frequency_over_many_parts(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_blocks(monkeypatch, nap_frequency, BLOCK_ROWS=2, BLOCK_WORDS=2)
+    sig = signatures(rows, 3)
+    assert torch.equal(nap_frequency.forward(sig, 130), OPS["nap_frequency"].reference(sig, 130))
+
+
+def test_frequency_of_parts_as_long_as_bytes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """255 fours of a unit that is always on, and a second part of one row."""
+    small_blocks(monkeypatch, nap_frequency, BLOCK_ROWS=1, BLOCK_WORDS=1)
+    monkeypatch.setattr(nap_frequency, "_PROGRAMS_A_PROCESSOR", 1)
+    monkeypatch.setattr(nap_frequency, "processors", lambda device: 1)
+    sig = torch.full((4 * 255 + 1, 1), -(2**63) + 1)
+    assert nap_frequency.forward(sig, 64).tolist() == [1021, *[0] * 62, 1021]
+
+
 @pytest.mark.parametrize("make_grad", ("cat", "sum", "permute"))
 def test_public_op_trains_with_gradients_of_any_layout(make_grad: str) -> None:
     got = train_step("triton", make_grad)
@@ -229,7 +305,13 @@ def test_can_run_gives_reasons() -> None:
     assert "counts it in 32 bits" in conv_relu_pool.can_run(x[..., :1].expand(1, 1, 4, 2**31), weight)
     assert "filter" in conv_relu_pool.can_run(x, weight.expand(1, 2**31, 1, 1))
     assert "torch.float32 is none of" in nap_unpack.can_run(torch.zeros(2, 3), 130)
+    sig = torch.zeros(2, 3, dtype=torch.int64)
+    assert nap_hamming.can_run(sig, sig) is None
+    assert nap_topk.can_run(sig, sig, 1) is nap_topk.can_run(sig, sig, 2) is None
+    assert nap_frequency.can_run(sig, 130) is None
+    assert "nap_frequency: torch.int32 is none of torch.int64" in nap_frequency.can_run(sig.int(), 130)
     meta = torch.empty(2, 3, device="meta")
+    assert "one device" in nap_hamming.can_run(sig, meta) and "one device" in nap_topk.can_run(sig, meta, 1)
     assert "meta" in nap_pack.can_run(meta)
     assert "one device" in linear_relu.can_run(torch.randn(2, 3), meta)
 

@@ -45,6 +45,9 @@ def calls(device: str) -> list[Call]:
         Call("linear_relu_nap", linear, lambda x, w: zb.linear_relu_nap(x, w)),
         Call("nap_pack", (rows,), lambda x: (zb.nap_pack(x),)),
         Call("nap_unpack", (words,), lambda sig: (zb.nap_unpack(sig, 1000),)),
+        Call("nap_hamming", (words, words[:9]), lambda a, b: (zb.nap_hamming(a, b),)),
+        Call("nap_topk", (words[:9], words), lambda q, db: zb.nap_topk(q, db, 5)),
+        Call("nap_frequency", (words,), lambda sig: (zb.nap_frequency(sig, 1000),)),
     ]
 
 

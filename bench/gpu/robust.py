@@ -291,6 +291,30 @@ def large_pack_04(card: Card) -> str:
     return f"{n * f} units"
 
 
+def large_hamming_04(card: Card) -> str:
+    """More than 2**31 distances."""
+    card.need(10)
+    n = card.sized(50_000, 90)
+    sig = torch.arange(n, device=card.device)[:, None]
+    found = zb.nap_hamming(sig, sig)
+    assert int(found[-1, 0]) == int(found[0, -1]) == (n - 1).bit_count() and int(found[-1, -1]) == 0
+    assert int(found[-1, -2]) == ((n - 1) ^ (n - 2)).bit_count()
+    return f"{found.numel()} distances"
+
+
+def large_topk_04(card: Card) -> str:
+    """The nearest of more than 2**31 rows is the last, then come the first."""
+    card.need(20)
+    rows = card.sized(2**31 + 100, 300)
+    db = torch.zeros(rows, 1, dtype=torch.int64, device=card.device)
+    db[-1] = -1
+    distances, ids = zb.nap_topk(torch.full((1, 1), -2, device=card.device), db, 4)
+    assert distances.tolist() == [[1, 63, 63, 63]] and ids.tolist() == [[rows - 1, 0, 1, 2]]
+    units = zb.nap_frequency(db, 64)
+    assert bool((units == 1).all())
+    return f"{rows} rows"
+
+
 def _top_bit(units: int) -> int:
     """The last word of a signature in which only the last unit is on."""
     bit = (units - 1) % 64
@@ -358,6 +382,8 @@ ONCE: dict[str, Callable[[Card], str]] = {
     "2^31 outputs": large_output_04,
     "2^31 outputs of a linear layer": large_linear_04,
     "2^31 units": large_pack_04,
+    "2^31 distances": large_hamming_04,
+    "2^31 signatures": large_topk_04,
     "code for this card": code_for_the_card_20,
     "no card visible": no_card_visible_20,
 }

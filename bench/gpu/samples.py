@@ -22,7 +22,6 @@ import torch
 import zbkernels as zb
 from gpu import touch
 from gpu.rows import Skip, Task, options, run_tasks
-from zbkernels._loader import libraries
 from zbkernels.ops._op import OPS, Op, Sample
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -136,7 +135,7 @@ def tasks(device: str, backend: str, few: bool = False, seconds: float = 600.0) 
         (dtype, op)
         for dtype in (DTYPES[:2] if few else DTYPES)
         for op in OPS.values()
-        if op.public is not None and not (op.name == "nap_unpack" and dtype != DTYPES[0])
+        if op.public is not None and not (op.dtypes == (torch.int64,) and dtype != DTYPES[0])
     ]
 
     def row(number: int) -> tuple[str, dict[str, Any]]:
@@ -208,16 +207,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def rehearse() -> str:
     """A few samples of every op and dtype on a CPU, by its kernels where they are built."""
-    backend = "cpu" if libraries()["_C_cpu"].loaded else "reference"
     before = zb.get_conv_precision()
     zb.set_conv_precision("highest")
     try:
         for op in OPS.values():
             for dtype in DTYPES if op.public is not None else ():
+                first = next(iter(op.samples("cpu", dtype)))
+                backend = zb.explain(op.name, *first.args, **first.kwargs).chosen
                 all_samples(op, dtype, "cpu", backend, True)
     finally:
         zb.set_conv_precision(before)
-    return f"four samples of each op and dtype by {backend}; {len(tasks('cpu', 'cuda'))} rows"
+    return f"four samples of each op and dtype; {len(tasks('cpu', 'cuda'))} rows"
 
 
 if __name__ == "__main__":

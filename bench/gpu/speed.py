@@ -19,7 +19,7 @@ import torch
 from gpu.report import bench_line
 from gpu.rows import LeftOut, Task, options, run_tasks
 from zbkernels.benchmarking import ceilings, contestants
-from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, NapCase, select
+from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, NapCase, PatternCase, select
 from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.conv import ours_block, torch_block
 from zbkernels.benchmarking.runner import (
@@ -54,6 +54,9 @@ ROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("linear", "nap"): ("wide",),
     ("nap", "pack"): ("pack", "pack-f16"),
     ("nap", "unpack"): ("unpack",),
+    ("nap", "hamming"): ("hamming-large",),
+    ("nap", "topk"): ("topk-large", "topk-one-large"),
+    ("nap", "frequency"): ("frequency-large",),
 }
 # With torch.compile, the most telling first.
 COMPILED = [
@@ -175,6 +178,8 @@ def shrunk(case: Case) -> Case:
         return dataclasses.replace(case, n=2, c=c, k=k, groups=groups, h=min(case.h, 16), w=min(case.w, 16))
     if isinstance(case, LinearCase):
         return dataclasses.replace(case, n=5, fan_in=70, fan_out=66)
+    if isinstance(case, PatternCase):
+        return dataclasses.replace(case, n=min(case.n, 5), m=min(case.m, 9), f=130)
     return dataclasses.replace(case, n=5, f=130)
 
 

@@ -157,7 +157,44 @@ class NapCase:
         return f"{self.n}x{self.f}"
 
 
-Case = ConvCase | LinearCase | NapCase
+@dataclasses.dataclass(frozen=True)
+class PatternCase:
+    """What is done with packed patterns of f units: ``hamming`` (n x m distances), ``topk`` (the k nearest of m
+    rows for n queries) or ``frequency`` (how often each unit is on in n rows)."""
+
+    name: str
+    n: int
+    m: int
+    f: int
+    mode: str
+    k: int = 0
+    dtype: str = "int64"
+
+    suite = "nap"
+
+    @property
+    def flops(self) -> int:
+        """Zero: bits are compared and counted, no numbers multiplied."""
+        return 0
+
+    @property
+    def min_bytes(self) -> int:
+        """Least traffic: each word once, each result once. (What bounds distances is counting, not this.)"""
+        words = 8 * ((self.f + 63) // 64)
+        if self.mode == "frequency":
+            return self.n * words + 8 * self.f
+        result = 4 * self.n * self.m if self.mode == "hamming" else 12 * self.n * self.k
+        return (self.n + self.m) * words + result
+
+    @property
+    def shape(self) -> str:
+        """The row's description, e.g. ``1000 of 200000x1024, k 5``."""
+        if self.mode == "frequency":
+            return f"{self.n}x{self.f}"
+        return f"{self.n} of {self.m}x{self.f}" + (f", k {self.k}" if self.mode == "topk" else "")
+
+
+Case = ConvCase | LinearCase | NapCase | PatternCase
 AnyCase = TypeVar("AnyCase", ConvCase, LinearCase, NapCase)
 
 
@@ -217,7 +254,7 @@ def _linear_cases() -> list[LinearCase]:
     return core + more + train + nap
 
 
-def _nap_cases() -> list[NapCase]:
+def _nap_cases() -> list[NapCase | PatternCase]:
     return [
         NapCase("pack", 4096, 16384),
         NapCase("pack-small", 512, 256),
@@ -225,6 +262,10 @@ def _nap_cases() -> list[NapCase]:
         NapCase("pack-bf16", 4096, 16384, "bfloat16"),
         NapCase("unpack", 4096, 16384, mode="unpack"),
         NapCase("unpack-odd", 1000, 3001, mode="unpack"),
+        PatternCase("hamming", 512, 2000, 1024, "hamming"),
+        PatternCase("topk", 100, 20_000, 1024, "topk", 5),
+        PatternCase("topk-one", 1, 20_000, 1024, "topk", 5),
+        PatternCase("frequency", 50_000, 0, 1024, "frequency"),
     ]
 
 
@@ -252,7 +293,13 @@ def _cuda_cases() -> dict[str, list[Case]]:
             dataclasses.replace(wide, name="wide-f16", dtype="float16"),
             *(dataclasses.replace(case, mode="train") for case in _in_half([wide])),
         ],
-        "nap": [NapCase("pack-f16", 4096, 16384, "float16")],
+        "nap": [
+            NapCase("pack-f16", 4096, 16384, "float16"),
+            PatternCase("hamming-large", 8192, 16_384, 1024, "hamming"),
+            PatternCase("topk-large", 1000, 200_000, 1024, "topk", 5),
+            PatternCase("topk-one-large", 1, 1_000_000, 1024, "topk", 5),
+            PatternCase("frequency-large", 1_000_000, 0, 1024, "frequency"),
+        ],
     }
 
 

@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="zb bench", description="The ops against the best competitors.")
     options.add_argument("--suite", default="all", choices=[*SUITES, "all"])
     options.add_argument("--shapes", default="", help="names, separated by commas (default: all)")
-    options.add_argument("--modes", default="", help="forward, train, nap, pack, unpack (default: all)")
+    options.add_argument("--modes", default="", help="forward, train, nap, pack, unpack, hamming, topk, ...")
     options.add_argument("--dtypes", default="", help="float32, bfloat16, ... (default: all)")
     options.add_argument("--threads", type=int, default=0, help="0: torch's own count")
     options.add_argument("--device", default="cpu", help="cpu or cuda")

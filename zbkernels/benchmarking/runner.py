@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase
+from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, PatternCase
 from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.check import Wrong, tolerance
 from zbkernels.benchmarking.contestants import Absent, torch_threads
@@ -67,6 +67,10 @@ def problem_of(case: Case, device: str, threads: int) -> Any:
         from zbkernels.benchmarking.linear import LinearProblem
 
         return LinearProblem(case, device, threads)
+    if isinstance(case, PatternCase):
+        from zbkernels.benchmarking.patterns import PatternProblem
+
+        return PatternProblem(case, device, threads)
     from zbkernels.benchmarking.nap import NapProblem
 
     return NapProblem(case, device, threads)

@@ -22,6 +22,7 @@ COLUMNS = (
     "compile",
     "compile CL",
     "numpy",
+    "faiss",
     "onnxruntime",
     "openvino",
 )

@@ -13,7 +13,10 @@ from zbkernels.ops.conv_relu_pool2d import conv_relu_pool2d
 from zbkernels.ops.conv_relu_pool2d_nap import conv_relu_pool2d_nap
 from zbkernels.ops.linear_relu import linear_relu
 from zbkernels.ops.linear_relu_nap import linear_relu_nap
+from zbkernels.ops.nap_frequency import nap_frequency
+from zbkernels.ops.nap_hamming import nap_hamming
 from zbkernels.ops.nap_pack import nap_pack
+from zbkernels.ops.nap_topk import nap_topk
 from zbkernels.ops.nap_unpack import nap_unpack
 
 __all__ = [
@@ -28,7 +31,10 @@ __all__ = [
     "last_refusals",
     "linear_relu",
     "linear_relu_nap",
+    "nap_frequency",
+    "nap_hamming",
     "nap_pack",
+    "nap_topk",
     "nap_unpack",
     "set_conv_precision",
     "use_backend",

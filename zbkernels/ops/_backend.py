@@ -13,7 +13,7 @@ import torch
 
 from zbkernels import _loader
 from zbkernels.ops import _tf32
-from zbkernels.ops._op import OPS, Kernel, Op, below_autograd
+from zbkernels.ops._op import COMPILED, OPS, Kernel, Op, below_autograd
 
 BACKENDS = ("auto", "reference", "cpu", "cuda", "triton")
 EMULATED = "cuda-emulated"  # for tests: the CUDA kernels on CPU tensors
@@ -165,15 +165,20 @@ def get_conv_precision() -> str:
 _precision = "high"
 
 
-def library_kernel(device: str) -> Kernel:
-    """The compiled kernels for ``device`` ("cpu" or "cuda"), which stand at that dispatcher key."""
+def library_kernel(device: str, op: str | None = None) -> Kernel:
+    """The compiled kernels for ``device`` ("cpu" or "cuda"), which stand at that dispatcher key.
+
+    ``op`` is named where not every library has a kernel for it.
+    """
     library = f"_C_{device}"
 
     def can_run(x: Any, *args: Any, **kwargs: Any) -> str | None:
         if x.device.type != device:
             return f"the tensors are on {x.device}"
         state = _loader.libraries()[library]
-        return None if state.loaded else f"{library} is not loaded: {state.reason}"
+        if not state.loaded:
+            return f"{library} is not loaded: {state.reason}"
+        return None if op is None or (op, device) in COMPILED else f"{library} has no kernel for {op}"
 
     return Kernel(device, can_run, registered=True)
 
@@ -224,6 +229,16 @@ def triton_function(module: str, name: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         note_kernel(f"triton: {module}.{name}")
         return getattr(importlib.import_module(f"zbkernels.triton.{module}"), name)(*args, **kwargs)
+
+    return call
+
+
+def or_reference(kernel: Kernel, reference: Any) -> Any:
+    """A function that runs ``kernel`` where it can run, else the reference: for a dispatcher key without a kernel."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        chosen = kernel.run if kernel.can_run(*args, **kwargs) is None else reference
+        return chosen(*args, **kwargs)
 
     return call
 

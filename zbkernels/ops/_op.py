@@ -55,7 +55,7 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op as the tests, ``zb.explain`` and ``zb doctor`` see it."""
+    """An op as the tests, ``zb.explain`` and ``zb doctor`` see it. ``dtypes`` are those that ``samples`` can be of."""
 
     name: str
     schema: str
@@ -63,6 +63,7 @@ class Op:
     samples: Callable[..., Iterable[Sample]]
     public: Callable[..., Any] | None = None
     kernels: tuple[Kernel, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = FLOATING
     normalise: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] | None = None
 
     @property
@@ -71,6 +72,7 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+COMPILED: set[tuple[str, str]] = set()  # (op, "cpu" or "cuda") where a library brought a kernel
 
 
 def below_autograd() -> Any:
@@ -128,8 +130,10 @@ def register(
     if autocast:
         for device in _AUTOCAST_DEVICES:
             _library.impl(op.name, _autocast_rule(op.overload, device), f"Autocast{device.upper()}")
-    has_cuda = torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CUDA")
-    if cuda_fallback is not None and not has_cuda:
+    for device in ("cpu", "cuda"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, device.upper()):
+            COMPILED.add((op.name, device))
+    if cuda_fallback is not None and (op.name, "cuda") not in COMPILED:
         _library.impl(op.name, cuda_fallback, "CUDA")
     OPS[op.name] = op
 

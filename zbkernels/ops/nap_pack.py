@@ -108,6 +108,7 @@ def nap_pack(x: torch.Tensor) -> torch.Tensor:
     return torch.ops.zb.nap_pack(x) if kernel is None else kernel.run(x)
 
 
+TRITON = _backend.triton_kernel("nap_pack", _backend.triton_function("nap_pack", "forward"))
 OP = Op(
     "nap_pack",
     SCHEMA,
@@ -117,9 +118,10 @@ OP = Op(
     kernels=(
         _backend.library_kernel("cpu"),
         _backend.library_kernel("cuda"),
-        _backend.triton_kernel("nap_pack", _backend.triton_function("nap_pack", "forward")),
+        TRITON,
         *_backend.emulated_kernels(_backend.emulated_function("nap_pack")),
         _backend.reference_kernel(reference),
     ),
+    dtypes=_DTYPES,
 )
-register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.triton_function("nap_pack", "forward"))
+register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.or_reference(TRITON, reference))

@@ -14,15 +14,30 @@ from zbkernels.ops.nap_pack import words_for
 SCHEMA = "nap_unpack(Tensor sig, SymInt F) -> Tensor"
 
 
-def check(sig: Any, F: Any) -> None:
+def check_signatures(op: str, name: str, sig: Any) -> None:
+    """What every op asks of a batch of signatures.
+
+    Raises:
+        TypeError: sig is no dense int64 tensor.
+        ValueError: it has not two dimensions.
+    """
     if not isinstance(sig, torch.Tensor):
-        raise TypeError(f"nap_unpack: expected sig to be a tensor, got {type(sig).__name__}")
+        raise TypeError(f"{op}: expected {name} to be a tensor, got {type(sig).__name__}")
     if sig.dtype != torch.int64 or sig.layout != torch.strided:
-        raise TypeError(f"nap_unpack: expected sig of dtype int64 (dense), got {sig.dtype} ({sig.layout})")
+        raise TypeError(f"{op}: expected {name} of dtype int64 (dense), got {sig.dtype} ({sig.layout})")
     if sig.dim() != 2:
-        raise ValueError(f"nap_unpack: expected sig of shape [N, words], got {list(sig.shape)}")
-    if not isinstance(F, (int, torch.SymInt)) or isinstance(F, bool):
-        raise TypeError(f"nap_unpack: expected F to be an int, got {F!r}")
+        raise ValueError(f"{op}: expected {name} of shape [N, words], got {list(sig.shape)}")
+
+
+def check_int(op: str, name: str, value: Any) -> None:
+    """Raises TypeError where the value is no int (a symbolic one is)."""
+    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
+        raise TypeError(f"{op}: expected {name} to be an int, got {value!r}")
+
+
+def check(sig: Any, F: Any) -> None:
+    check_signatures("nap_unpack", "sig", sig)
+    check_int("nap_unpack", "F", F)
     words = (F + 63) // 64
     if F < 0 or words != sig.shape[1]:
         raise ValueError(
@@ -86,6 +101,7 @@ def nap_unpack(sig: torch.Tensor, F: int) -> torch.Tensor:
     return torch.ops.zb.nap_unpack(sig, F) if kernel is None else kernel.run(sig, F)
 
 
+TRITON = _backend.triton_kernel("nap_unpack", _backend.triton_function("nap_unpack", "forward"))
 OP = Op(
     "nap_unpack",
     SCHEMA,
@@ -95,9 +111,10 @@ OP = Op(
     kernels=(
         _backend.library_kernel("cpu"),
         _backend.library_kernel("cuda"),
-        _backend.triton_kernel("nap_unpack", _backend.triton_function("nap_unpack", "forward")),
+        TRITON,
         *_backend.emulated_kernels(_backend.emulated_function("nap_unpack")),
         _backend.reference_kernel(reference),
     ),
+    dtypes=(torch.int64,),
 )
-register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.triton_function("nap_unpack", "forward"))
+register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.or_reference(TRITON, reference))

@@ -2,6 +2,7 @@
 
 Nothing heavy is imported here, and none of the op modules imports ``triton`` at its top: their ``can_run`` answers
 also where Triton is not installed, and the kernels under ``zbkernels.triton.kernels`` are imported on the first
-launch. The modules are ``conv_relu_pool``, ``linear_relu``, ``nap_pack`` and ``nap_unpack``; ``launch`` starts
-kernels for all of them, and ``compile`` turns a call into device code ahead of time, on a machine with no GPU.
+launch. The modules are ``conv_relu_pool``, ``linear_relu``, ``nap_pack``, ``nap_unpack``, ``nap_hamming``, ``nap_topk``
+and ``nap_frequency``; ``launch`` starts kernels for all of them, ``config`` holds how they are cut into blocks, and
+``compile`` turns a call into device code ahead of time, on a machine with no GPU.
 """
