@@ -22,6 +22,7 @@ from zbkernels.benchmarking import ceilings, contestants
 from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, NapCase, select
 from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.conv import ours_block, torch_block
+from zbkernels.benchmarking.shape_class import class_of
 from zbkernels.benchmarking.runner import (
     Settings,
     environment,
@@ -147,7 +148,8 @@ def in_words(row: dict[str, Any]) -> str:
     """A measured row as a note."""
     line = bench_line(row)
     ratios = ", ".join(f"{ratio:.2f}x {name}" for name, ratio in line.ratios.items())
-    return f"{line.ms:.3g} ms, {ratios}, {line.of_ceiling:.0%} {row['bound']}; {line.kernel}"
+    backends = "".join(f", {name} {ms:.3g} ms" for name, ms in line.backends.items())
+    return f"{line.ms:.3g} ms{backends}, {ratios}, {line.of_ceiling:.0%} {row['bound']}; {line.kernel}"
 
 
 def settings_for(device: str) -> Settings:
@@ -206,7 +208,11 @@ def rehearse() -> str:
     with environment(small), _traced_only():
         _, data = Bench(small, limits).row(pack, compiled=True)
     assert data["bench"]["kernels"]["ours"]
-    return f"{len(cases)} rows and {len(COMPILED)} with torch.compile, {len(traced)} kinds traced"
+    classes = {(case.op, case.dtype, class_of(case)) for case in cases}
+    return (
+        f"{len(cases)} rows in {len(classes)} shape classes and {len(COMPILED)} with torch.compile, "
+        f"{len(traced)} kinds traced"
+    )
 
 
 def _shapes(case: ConvCase) -> None:

@@ -44,18 +44,28 @@ class Kernel:
     """One way to run an op. ``can_run`` takes the op's arguments and returns None, or the reason why not.
 
     ``registered`` kernels are what ``torch.ops.zb`` dispatches to; the others are called through ``run``,
-    whose meaning is the op module's own (a function, or a forward and a backward).
+    whose meaning is the op module's own (a function, or a forward and a backward). ``hidden`` ones run only where
+    they are forced: not even asking whether they can is free.
     """
 
     name: str
     can_run: Callable[..., str | None]
     run: Any = None
     registered: bool = False
+    hidden: bool = False
+
+
+def _as_they_are(x: Any, weight: Any, *rest: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((x, *rest) if weight is None else (x, weight, *rest)), {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op as the tests, ``zb.explain`` and ``zb doctor`` see it."""
+    """An op as the tests, ``zb.explain``, ``zb doctor`` and the choice of a backend see it.
+
+    The kernels' ``can_run`` and ``shape_class`` (see ``_shape_class.py``; None where nothing is measured) take the
+    same arguments. ``normalise`` makes them of a public call, ``spread`` of what ``choose_kernel`` is called with.
+    """
 
     name: str
     schema: str
@@ -64,6 +74,8 @@ class Op:
     public: Callable[..., Any] | None = None
     kernels: tuple[Kernel, ...] = ()
     normalise: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+    spread: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] = _as_they_are
+    shape_class: Callable[..., str] | None = None
 
     @property
     def overload(self) -> Any:

@@ -23,6 +23,7 @@ from zbkernels.ops._op import (
     register,
     transforms_active,
 )
+from zbkernels.ops._shape_class import linear_class
 
 SCHEMA = "linear_relu(Tensor x, Tensor weight, float negative_slope=0.0) -> Tensor"
 
@@ -167,7 +168,7 @@ def linear_relu(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0
     """
     x, weight = autocast_operands(x, weight)
     check("linear_relu", x, weight, negative_slope)
-    kernel = _backend.forced_kernel(OP, x, weight, negative_slope)
+    kernel = _backend.choose_kernel(OP, x, weight, negative_slope)
     if kernel is None:
         return torch.ops.zb.linear_relu(x, weight, negative_slope)
     return run_kernel(kernel.run, x, weight, negative_slope, False)[0]
@@ -219,5 +220,17 @@ def _cuda_fallback(x: torch.Tensor, weight: torch.Tensor, negative_slope: float 
     return _triton_forward(x, weight, negative_slope, False)[0]
 
 
-OP = Op("linear_relu", SCHEMA, reference, samples, public=linear_relu, kernels=KERNELS)
+def shape_class(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> str:
+    return linear_class(x, weight) + (" train" if needs_grad(x, weight) else "")
+
+
+OP = Op(
+    "linear_relu",
+    SCHEMA,
+    reference,
+    samples,
+    public=linear_relu,
+    kernels=KERNELS,
+    shape_class=shape_class,
+)
 register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)

@@ -9,6 +9,7 @@ import torch
 
 from zbkernels.ops import _backend
 from zbkernels.ops._op import Op, Sample, register
+from zbkernels.ops._shape_class import rows_class
 from zbkernels.ops.nap_pack import words_for
 
 SCHEMA = "nap_unpack(Tensor sig, SymInt F) -> Tensor"
@@ -82,8 +83,12 @@ def nap_unpack(sig: torch.Tensor, F: int) -> torch.Tensor:
         ValueError: sig is not of shape [N, ceil(F/64)].
     """
     check(sig, F)
-    kernel = _backend.forced_kernel(OP, sig, F)
+    kernel = _backend.choose_kernel(OP, sig, None, F)
     return torch.ops.zb.nap_unpack(sig, F) if kernel is None else kernel.run(sig, F)
+
+
+def shape_class(sig: torch.Tensor, F: int) -> str:
+    return rows_class(sig.shape[0], F)
 
 
 OP = Op(
@@ -99,5 +104,6 @@ OP = Op(
         *_backend.emulated_kernels(_backend.emulated_function("nap_unpack")),
         _backend.reference_kernel(reference),
     ),
+    shape_class=shape_class,
 )
 register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.triton_function("nap_unpack", "forward"))
