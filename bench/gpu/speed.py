@@ -22,7 +22,6 @@ from zbkernels.benchmarking import ceilings, contestants
 from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, NapCase, select
 from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.conv import ours_block, torch_block
-from zbkernels.benchmarking.shape_class import class_of
 from zbkernels.benchmarking.runner import (
     Settings,
     environment,
@@ -31,6 +30,7 @@ from zbkernels.benchmarking.runner import (
     prepare_problem,
     problem_of,
 )
+from zbkernels.benchmarking.shape_class import class_of
 
 HALF = ("-f16", "-bf16")
 CORE = ("mnist1", "fashion2", "cifar1", "cifar2", "res9", "vgg5", "stem")
