@@ -64,6 +64,8 @@ def choose_kernel(op: Op, x: torch.Tensor, weight: torch.Tensor | None, *rest: A
         RuntimeError: the asked backend can't run this call.
     """
     if _wanted != "auto":
+        if torch.compiler.is_dynamo_compiling() and _wanted in op.opaque:
+            return Kernel(_wanted, _can_run, op.opaque[_wanted])  # asked when it runs
         args, kwargs = op.spread(x, weight, *rest)
         return forced_kernel(op, *args, **kwargs)
     if torch.compiler.is_dynamo_compiling():
@@ -82,15 +84,29 @@ def forced_kernel(op: Op, *args: Any, **kwargs: Any) -> Kernel | None:
     """
     if _wanted == "auto":
         return None
-    kernel = next((k for k in op.kernels if k.name == _wanted), None)
+    kernel = kernel_named(op, _wanted, *args, **kwargs)
+    return None if kernel.registered else kernel
+
+
+def kernel_named(op: Op, name: str, *args: Any, **kwargs: Any) -> Kernel:
+    """The kernel of a backend.
+
+    Raises:
+        RuntimeError: it can't run this call.
+    """
+    kernel = next((k for k in op.kernels if k.name == name), None)
     if kernel is None:
-        raise RuntimeError(f"{op.name}: backend {_wanted!r} has no kernel for this op")
+        raise RuntimeError(f"{op.name}: backend {name!r} has no kernel for this op")
     reason = kernel.can_run(*args, **kwargs)
     if reason is None and not kernel.registered and _hides_from_transforms(kernel, args):
         reason = "torch.func transforms and forward-mode AD see through the op only with backend 'auto'"
     if reason is not None:
-        raise RuntimeError(f"{op.name}: backend {_wanted!r} can't run this call: {reason}")
-    return None if kernel.registered else kernel
+        raise RuntimeError(f"{op.name}: backend {name!r} can't run this call: {reason}")
+    return kernel
+
+
+def _can_run(*args: Any, **kwargs: Any) -> str | None:
+    return None
 
 
 def _hides_from_transforms(kernel: Kernel, args: tuple[Any, ...]) -> bool:

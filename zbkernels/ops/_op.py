@@ -65,6 +65,7 @@ class Op:
 
     The kernels' ``can_run`` and ``shape_class`` (see ``_shape_class.py``; None where nothing is measured) take the
     same arguments. ``normalise`` makes them of a public call, ``spread`` of what ``choose_kernel`` is called with.
+    ``opaque``: by backend, ``run`` of a kernel as torch.compile may see it (see ``_opaque.py``).
     """
 
     name: str
@@ -76,6 +77,7 @@ class Op:
     normalise: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     spread: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] = _as_they_are
     shape_class: Callable[..., str] | None = None
+    opaque: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def overload(self) -> Any:
@@ -113,6 +115,14 @@ def is_defined(name: str) -> bool:
     except AttributeError:
         return False
     return True
+
+
+def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """An op that Python alone knows, the same on every device."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"zb::{name}", fake, lib=_library)
 
 
 def register(

@@ -39,6 +39,7 @@ from zbkernels.ops._op import (
     transforms_active,
     vmap_by_loop,
 )
+from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import conv_class, layout_class
 from zbkernels.ops.nap_pack import words_for
 
@@ -373,6 +374,33 @@ KERNELS = (
 )
 
 
+def _backward_can_run(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    code: torch.Tensor,
+    *conv: Any,
+    need_x: bool,
+    need_weight: bool,
+    **pool: Any,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (x, weight, *conv), {**pool, "need_code": True, "units": ""}
+
+
+_forward_on = opaque_kernels(
+    "conv_relu_pool2d", KERNELS, FORWARD_SCHEMA, _forward_fake, run=lambda passes: passes.forward
+)
+_backward_on = opaque_kernels(
+    "conv_relu_pool2d",
+    KERNELS,
+    BACKWARD_SCHEMA,
+    _backward_fake,
+    run=lambda passes: passes.backward,
+    can_run_args=_backward_can_run,
+)
+OPAQUE = {name: Passes(forward, _backward_on[name]) for name, forward in _forward_on.items()}
+
+
 def _cuda_fallback(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     g = Geometry.of("conv_relu_pool2d", *args, **kwargs)
     return triton_forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units="")[0]
@@ -388,6 +416,7 @@ OP = Op(
     normalise=kernel_arguments("conv_relu_pool2d", ""),
     spread=spread,
     shape_class=shape_class,
+    opaque=OPAQUE,
 )
 register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)
 

@@ -15,6 +15,7 @@ from zbkernels.ops._geometry import UNITS, Geometry, IntOrPair, check
 from zbkernels.ops._op import Op, Sample, below_autograd, needs_grad, register, transforms_active
 from zbkernels.ops.conv_relu_pool2d import (
     KERNELS,
+    OPAQUE,
     empty_results,
     fold_batch,
     kernel_arguments,
@@ -158,5 +159,6 @@ OP = Op(
     normalise=kernel_arguments(NAME, "relu"),
     spread=spread,
     shape_class=shape_class,
+    opaque=OPAQUE,
 )
 register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)

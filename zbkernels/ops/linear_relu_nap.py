@@ -20,6 +20,7 @@ from zbkernels.ops._op import (
 from zbkernels.ops._shape_class import linear_class
 from zbkernels.ops.linear_relu import (
     KERNELS,
+    OPAQUE,
     LinearReLUFunction,
     check,
     registered_forward,
@@ -116,5 +117,6 @@ OP = Op(
     public=linear_relu_nap,
     kernels=KERNELS,
     shape_class=shape_class,
+    opaque=OPAQUE,
 )
 register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)

@@ -14,6 +14,7 @@ import torch
 
 from zbkernels.ops import _backend
 from zbkernels.ops._op import FLOATING, Op, Sample, register
+from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import layout_class, rows_class
 
 SCHEMA = "nap_pack(Tensor x) -> Tensor"
@@ -114,19 +115,22 @@ def shape_class(x: torch.Tensor) -> str:
     return rows_class(x.shape[0], math.prod(x.shape[1:])) + layout_class(x)
 
 
+KERNELS = (
+    _backend.library_kernel("cpu"),
+    _backend.library_kernel("cuda"),
+    _backend.triton_kernel("nap_pack", _backend.triton_function("nap_pack", "forward")),
+    *_backend.emulated_kernels(_backend.emulated_function("nap_pack")),
+    _backend.reference_kernel(reference),
+)
+
 OP = Op(
     "nap_pack",
     SCHEMA,
     reference,
     samples,
     public=nap_pack,
-    kernels=(
-        _backend.library_kernel("cpu"),
-        _backend.library_kernel("cuda"),
-        _backend.triton_kernel("nap_pack", _backend.triton_function("nap_pack", "forward")),
-        *_backend.emulated_kernels(_backend.emulated_function("nap_pack")),
-        _backend.reference_kernel(reference),
-    ),
+    kernels=KERNELS,
     shape_class=shape_class,
+    opaque=opaque_kernels("nap_pack", KERNELS, SCHEMA, fake),
 )
 register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.triton_function("nap_pack", "forward"))

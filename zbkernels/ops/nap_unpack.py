@@ -9,6 +9,7 @@ import torch
 
 from zbkernels.ops import _backend
 from zbkernels.ops._op import Op, Sample, register
+from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import rows_class
 from zbkernels.ops.nap_pack import words_for
 
@@ -91,19 +92,22 @@ def shape_class(sig: torch.Tensor, F: int) -> str:
     return rows_class(sig.shape[0], F)
 
 
+KERNELS = (
+    _backend.library_kernel("cpu"),
+    _backend.library_kernel("cuda"),
+    _backend.triton_kernel("nap_unpack", _backend.triton_function("nap_unpack", "forward")),
+    *_backend.emulated_kernels(_backend.emulated_function("nap_unpack")),
+    _backend.reference_kernel(reference),
+)
+
 OP = Op(
     "nap_unpack",
     SCHEMA,
     reference,
     samples,
     public=nap_unpack,
-    kernels=(
-        _backend.library_kernel("cpu"),
-        _backend.library_kernel("cuda"),
-        _backend.triton_kernel("nap_unpack", _backend.triton_function("nap_unpack", "forward")),
-        *_backend.emulated_kernels(_backend.emulated_function("nap_unpack")),
-        _backend.reference_kernel(reference),
-    ),
+    kernels=KERNELS,
     shape_class=shape_class,
+    opaque=opaque_kernels("nap_unpack", KERNELS, SCHEMA, fake),
 )
 register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.triton_function("nap_unpack", "forward"))
