@@ -73,7 +73,7 @@ def choose_kernel(op: Op, x: torch.Tensor, weight: torch.Tensor | None, *rest: A
     table = _choice.table_of(x.device)
     if table is None or _precision == "highest" or _choice.looked_at(x, weight):
         return None
-    return table.kernel(op, x, weight, *rest)
+    return table.kernel(op, x, weight, rest)
 
 
 def forced_kernel(op: Op, *args: Any, **kwargs: Any) -> Kernel | None:

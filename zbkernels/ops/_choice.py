@@ -41,12 +41,14 @@ class Choices:
         self.card, self.rows = card, rows
         self._kept: dict[tuple[Any, ...], Kernel | None] = {}
 
-    def kernel(self, op: Op, x: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> Kernel | None:
+    def kernel(
+        self, op: Op, x: torch.Tensor, weight: torch.Tensor | None, rest: tuple[Any, ...]
+    ) -> Kernel | None:
         """The kernel to run instead of the one that comes first, or None. Found once for each shape."""
         if weight is None:
             shape: tuple[Any, ...] = (op.name, x.shape, x.stride(), x.dtype, rest)
         else:
-            grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+            grad = _grad_enabled() and (x.requires_grad or weight.requires_grad)
             shape = (op.name, x.shape, x.stride(), x.dtype, weight.shape, grad, rest)
         try:
             return self._kept[shape]
@@ -125,16 +127,17 @@ def looked_at(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
     A kernel outside the dispatcher would pass all of these by.
     """
     return (
-        _modes() > 0
+        type(x) not in _PLAIN
+        or (weight is not None and type(weight) not in _PLAIN)
+        or _modes() > 0
         or _transforms()
         or _forward_ad._current_level >= 0
         or _tracing() is not None
-        or type(x) not in _PLAIN
-        or (weight is not None and type(weight) not in _PLAIN)
     )
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Looked up once: these are asked at each call on a card that has a table.
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+_grad_enabled = torch.is_grad_enabled
 _tracing, _forward_ad = torch._C._get_tracing_state, torch.autograd.forward_ad
