@@ -373,6 +373,10 @@ def test_workloads_are_the_suite_or_shapes_in_words() -> None:
         "conv forward mnist1 float32 channels_last",
         "conv forward mnist1 float32 contiguous",
     ]
+    assert [call.name for call in named if "forward mnist1" in call.name][2:] == [
+        "conv forward mnist1 float32 channels_last tf32",
+        "conv forward mnist1 float32 contiguous tf32",
+    ]
     given = workloads(["linear_relu_nap"], ["512x784 -> 256"], ["float16"])
     assert [call.name for call in given] == ["linear nap 512x784 -> 256 float16"]
     for wrong, message in [
@@ -386,10 +390,20 @@ def test_workloads_are_the_suite_or_shapes_in_words() -> None:
             workloads(**wrong)
 
 
+def test_tf32_is_allowed_within_its_call_only() -> None:
+    switches = torch.backends.cudnn, torch.backends.cuda.matmul
+    assert [each.allow_tf32 for each in switches] == [False, False]
+    call = workloads.__globals__["_with_tf32"](lambda: [each.allow_tf32 for each in switches])
+    assert call() == [True, True]
+    assert [each.allow_tf32 for each in switches] == [False, False]
+
+
 def test_every_shape_in_the_suites_reads_back_from_words() -> None:
     from zbkernels.benchmarking.cases import select
 
     for case in select(device="cuda"):
+        if case.op not in workloads.__globals__["OPS"]:
+            continue
         again = next(each for each in cases_of(case.shape, case.dtype) if each.mode == case.mode)
         needs = {"needs_x": case.needs_x} if hasattr(case, "needs_x") else {}
         same = dataclasses.replace(again, name=case.name, **needs)

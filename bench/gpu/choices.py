@@ -27,7 +27,7 @@ def table(found: dict[str, Any], parts: Sequence[Part]) -> dict[str, Any]:
     times: dict[tuple[str, str, str], list[dict[str, float]]] = {}
     for row in bench_rows(parts):
         ms = {name: row["times"][f"ours ({name})"]["median_ms"] for name in BACKENDS if _timed(row, name)}
-        if len(ms) == len(BACKENDS):
+        if row["shape_class"] and len(ms) == len(BACKENDS):
             times.setdefault((row["op"], row["dtype"], row["shape_class"]), []).append(ms)
     return {
         "format": FORMAT,

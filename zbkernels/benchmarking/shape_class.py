@@ -6,18 +6,21 @@ from typing import Any
 
 import torch
 
-from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase
+from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, NapCase
 from zbkernels.ops import OPS
 
 
 def class_of(case: Case) -> str:
-    """The class of the case's public call; a convolution's of channels_last tensors, as its backends are timed."""
+    """The class of the case's public call; a convolution's of channels_last tensors, as its backends are timed.
+
+    "" where the op has none: nothing is chosen by measurement there.
+    """
     op = OPS[case.op]
+    if op.shape_class is None:
+        return ""
     args, kwargs = public_call(case)
     if op.normalise is not None:
         args, kwargs = op.normalise(*args, **kwargs)
-    if op.shape_class is None:
-        raise ValueError(f"{op.name} has no shape classes")
     return op.shape_class(*args, **kwargs)
 
 
@@ -40,6 +43,8 @@ def public_call(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (x, weight, case.stride, case.padding, 1, case.groups), kwargs
     if isinstance(case, LinearCase):
         return (empty(case.n, case.fan_in), empty(case.fan_out, case.fan_in, grad=train)), {}
+    if not isinstance(case, NapCase):
+        raise TypeError(f"{case.name}: no public call is known of a {type(case).__name__}")
     if case.mode == "pack":
         return (empty(case.n, case.f),), {}
     return (empty(case.n, (case.f + 63) // 64, dtype="int64"), case.f), {}

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from zbkernels.benchmarking.cases import ITEM_SIZE, Case, ConvCase, select
 from zbkernels.benchmarking.shapes import cases_of
 
@@ -42,7 +44,7 @@ class Workload:
 def workloads(
     ops: Sequence[str] = (), shapes: Sequence[str] = (), dtypes: Sequence[str] = (), device: str = "cuda"
 ) -> list[Workload]:
-    """The calls to tune, each convolution in both memory formats.
+    """The calls to tune: convolutions in both memory formats, products of float32 on a card with TF32 as well.
 
     Args:
         ops: public ops; empty for all.
@@ -60,7 +62,7 @@ def workloads(
     cases: dict[Case, None] = {}
     for text in shapes or ("suite",):
         cases |= dict.fromkeys(_cases(text, dtypes, device))
-    chosen = [case for case in cases if not ops or case.op in ops]
+    chosen = [case for case in cases if case.op in (ops or OPS)]
     if not chosen:
         raise ValueError(f"no call of {', '.join(ops) or 'any op'} has shape {', '.join(shapes)}")
     return [workload for case in chosen for workload in _of(case, device)]
@@ -84,17 +86,41 @@ def _cases(text: str, dtypes: Sequence[str], device: str) -> list[Case]:
 
 def _of(case: Case, device: str) -> Iterator[Workload]:
     name = f"{case.suite} {case.mode} {case.name} {case.dtype}"
-    if isinstance(case, ConvCase):  # channels_last first: the form that the competitors are fastest in
-        for cl, layout in ((True, "channels_last"), (False, "contiguous")):
-            yield Workload(case.op, f"{name} {layout}", functools.partial(_prepare, case, device, cl=cl))
-    else:
-        yield Workload(case.op, name, functools.partial(_prepare, case, device))
+    # channels_last first: the form that the competitors are fastest in
+    layouts: dict[str, dict[str, bool]] = {"": {}}
+    if isinstance(case, ConvCase):
+        layouts = {" channels_last": {"cl": True}, " contiguous": {"cl": False}}
+    # Ops with signatures never use TF32, and the CPU has none.
+    follows = case.dtype == "float32" and case.flops and case.mode != "nap" and device.startswith("cuda")
+    for tf32 in (False, True) if follows else (False,):
+        for layout, options in layouts.items():
+            prepare = functools.partial(_prepare, case, device, tf32=tf32, **options)
+            yield Workload(case.op, name + layout + (" tf32" if tf32 else ""), prepare)
 
 
-def _prepare(case: Case, device: str, **layout: bool) -> Prepared:
+def _prepare(case: Case, device: str, *, tf32: bool, **layout: bool) -> Prepared:
     from zbkernels.benchmarking.runner import problem_of
 
     problem = problem_of(case, device, 0)
     contestant = problem.backend("triton", **layout)
-    documented = problem.documented_error.get(case.dtype, 0.0)
-    return Prepared(contestant.build(), lambda result: problem.error(contestant.outputs(result)), documented)
+    call = contestant.build()
+    return Prepared(
+        _with_tf32(call) if tf32 else call,
+        lambda result: problem.error(contestant.outputs(result)),
+        problem.documented_error.get(case.dtype, 0.0),
+    )
+
+
+def _with_tf32(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call with torch's switches on; the bench, and what surrounds a tuner, has them off."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+
+    def allowed() -> Any:
+        before = cudnn.allow_tf32, matmul.allow_tf32
+        cudnn.allow_tf32 = matmul.allow_tf32 = True
+        try:
+            return call()
+        finally:
+            cudnn.allow_tf32, matmul.allow_tf32 = before
+
+    return allowed
