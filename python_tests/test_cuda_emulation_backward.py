@@ -55,7 +55,11 @@ def check(
 
 STEM = {"stride": 2, "padding": 3, "pool_kernel": 3, "pool_stride": 2, "pool_padding": 1}
 DIRECT_WEIGHT, DIRECT = "simt input + direct weight", "direct input + direct weight"
-SIMT, TILES, TILES_WEIGHT = "simt input + simt weight", "tiles input + tiles weight", "simt input + tiles weight"
+SIMT, TILES, TILES_WEIGHT = (
+    "simt input + simt weight",
+    "tiles input + tiles weight",
+    "simt input + tiles weight",
+)
 # Tensor cores are worth more taps than ordinary multiply-adds; float64 has neither them nor tiles.
 BY_DTYPE = {torch.float32: "tiles input + direct weight", torch.float64: DIRECT_WEIGHT}
 

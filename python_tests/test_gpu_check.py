@@ -17,7 +17,9 @@ import pytest
 import torch
 
 import zbkernels as zb
-from zbkernels.ops import OPS
+from zbkernels.benchmarking.shape_class import class_of
+from zbkernels.cards import Card
+from zbkernels.ops import OPS, _choice
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
@@ -27,6 +29,7 @@ from gpu import (  # noqa: E402
     calls,
     card,
     check,
+    choices,
     dry,
     models,
     parts,
@@ -65,7 +68,8 @@ def test_dry_run_goes_through_every_part() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for name in parts.PARTS:
         assert f"  {name} " in done.stdout
-    for module in ("samples", "robust", "speed", "models", "touch", "command lines", "names", "result files"):
+    modules = ("samples", "robust", "speed", "models", "touch", "choices", "command lines", "names")
+    for module in (*modules, "result files"):
         assert f"passed   {module}: " in done.stdout
     assert "Not tried without a card: launches on a card" in done.stdout
     assert sorted(os.listdir(ROOT / "bench" / "results")) == before
@@ -558,6 +562,45 @@ def test_ratios_are_over_ours_in_the_competitors_layout() -> None:
     )
     (line,) = report.bench_lines([*MADE_UP_PARTS, later])
     assert line.ratios == {"eager CL": 1.5, "compile CL": 0.5}  # the row with torch.compile stands for both
+
+
+def test_backends_stand_beside_each_other() -> None:
+    (line,) = report.bench_lines(MADE_UP_PARTS)
+    assert line.backends == {"cuda": 3.0, "triton": 2.0}
+    header, (cells,) = report.bench_cells(MADE_UP_PARTS)
+    shown = dict(zip(header, cells, strict=True))
+    assert (shown["cuda, ms"], shown["triton, ms"], shown["cuda / triton"]) == ("3", "2", "1.50")
+
+
+def bench_part(*changes: dict[str, Any]) -> process.Part:
+    bench = MADE_UP_PARTS[1].rows[0].data["bench"]
+    made = [process.Row("made up", "passed", "", {"bench": {**bench, **change}}) for change in changes]
+    return process.Part("speed", "passed", "", rows=made)
+
+
+def test_the_table_of_choices_is_what_the_package_reads(tmp_path: pathlib.Path) -> None:
+    case = next(case for case in speed.chosen_cases() if case.name == "fcn1")
+    cpu_card = Card(FOUND["card"]["name"], FOUND["card"]["capability"])
+    times = MADE_UP_PARTS[1].rows[0].data["bench"]["times"]
+    bench = {"op": case.op, "shape_class": class_of(case), "suite": "linear"}
+    twice = {"ours (cuda)": {"median_ms": 12.0}, "ours (triton)": {"median_ms": 2.0}}
+    part = bench_part(
+        {**bench, "name": "a", "times": times},
+        {**bench, "name": "b", "times": {**times, **twice}},
+        {**bench, "name": "c", "shape_class": "cuda alone", "times": {"ours (cuda)": times["ours"]}},
+    )
+    path = choices.write(tmp_path, FOUND, [part])
+    assert path is not None and path.name == f"choices-{cpu_card.slug}.json"
+    table = _choice.load(path, cpu_card)
+    assert table is not None
+    assert table.rows == {("linear_relu", "float32", class_of(case)): {"cuda": 6.0, "triton": 2.0}}
+    assert OPS[case.op].shape_class(torch.empty(512, 784), torch.empty(256, 784)) == class_of(case)
+    assert choices.write(tmp_path, FOUND, [process.Part("ops", "passed", "")]) is None
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090 / Ti", "A100-SXM4"])
+def test_a_card_has_one_slug(name: str) -> None:
+    assert choices.slug(name, "9.0") == Card(name, "9.0").slug
 
 
 def test_every_row_of_the_card_is_in_the_suites() -> None:

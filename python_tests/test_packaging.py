@@ -75,7 +75,8 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {n for n in archive.namelist() if not n.endswith("/")}
     info = f"zbkernels-{zbkernels.__version__}.dist-info"
-    sources = {f"zbkernels/{p.relative_to(PACKAGE)}" for p in PACKAGE.rglob("*.py")}
+    measured = [*PACKAGE.glob("choices/*.json"), *PACKAGE.glob("triton/configs/*.json")]
+    sources = {f"zbkernels/{p.relative_to(PACKAGE)}" for p in (*PACKAGE.rglob("*.py"), *measured)}
     expected = sources | {f"zbkernels/{n}" for n in (*libraries(), "py.typed")}
     metadata = {
         f"{info}/{n}"

@@ -120,6 +120,53 @@ def bench(context: typer.Context) -> None:
 
 
 @app.command()
+def tune(
+    ops: Annotated[
+        list[str] | None, typer.Argument(help="Public ops (default: all)", metavar="[OP]...")
+    ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="suite, rows of `zb bench` by name (mnist1,res9), or a shape in words, such as "
+            "'128x64x32x32 -> 128, 3x3 pad 1, max 2' (may be repeated)"
+        ),
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32, float16, ... (may be repeated)")] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0, help="Seconds; what they do not reach is said")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be tuned, run no kernel")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Tune again what is in the cache")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show what is in the cache")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Empty the cache")] = False,
+) -> None:
+    """Measure which configuration of each Triton kernel is the fastest on this GPU, and keep it for later calls.
+
+    Results go to ZBKERNELS_CACHE_DIR, or zbkernels in the user's cache folder. What is there already is not tuned
+    again, and a run that is stopped keeps what it finished.
+    """
+    with _one_line_errors("stopped; what was tuned is kept, and the same command goes on from there"):
+        from zbkernels.tuning import command
+
+        if show or clear:
+            (command.clear_cache if clear else command.show_cache)(_console)
+            return
+        rows = command.run(
+            ops or (),
+            shapes=shapes or (),
+            dtypes=dtype or (),
+            budget=float("inf") if budget is None else budget,
+            dry_run=dry_run,
+            force=force,
+            console=_console,
+        )
+        if any(row.state == "failed" for row in rows):
+            raise typer.Exit(1)
+
+
+@app.command()
 def doctor() -> None:
     """Show versions, libraries, devices, which kernel runs for each op, and the mend for each fault."""
     with _one_line_errors():
@@ -166,10 +213,11 @@ def _one_line_errors(when_interrupted: str = "stopped") -> Iterator[None]:
     from zbkernels.experiments import ExperimentError
     from zbkernels.report import ReportError
     from zbkernels.train import TrainingError
+    from zbkernels.tuning import TuningError
 
     try:
         yield
-    except (DataError, ExperimentError, ReportError, TrainingError, CheckpointError) as error:
+    except (DataError, ExperimentError, ReportError, TrainingError, CheckpointError, TuningError) as error:
         _fail(str(error), 1)
     except ModuleNotFoundError as error:
         extra = (

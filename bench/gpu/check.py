@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gpu import dry, report
+from gpu import choices, dry, report
 from gpu.parts import PARTS, Machine, limit_of
 from gpu.probe import probe
 from gpu.process import BENCH, Part
@@ -68,6 +68,7 @@ def run_parts(
             part = parts[-1]
             print(f"[{part.seconds:4.0f} s] {name}: {part.state}: {part.summary}", flush=True)
             report.write(folder, stem, found, parts)
+            choices.write(folder, found, parts)
     return parts
 
 

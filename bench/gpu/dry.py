@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import tempfile
 from typing import Any
 
-from gpu import report
+from gpu import choices, report
 from gpu.build import architecture
 from gpu.parts import PARTS, limit_of
 from gpu.process import GOOD, Part, Row, program, run_rows
@@ -51,12 +52,16 @@ def _files() -> Row:
             again = report.read(path / "dry.json")
             assert again == (found, parts), "what was read back differs from what was written"
             page = (path / "dry.md").read_text(encoding="utf-8")
+            made = choices.write(path, found, parts)
+            assert made is not None and made.name == "choices-made-up-card-9.0.json"
+            rows = json.loads(made.read_text(encoding="utf-8"))["rows"]
+            assert [row["ms"] for row in rows] == [{"cuda": 3.0, "triton": 2.0}], rows
         for text in ("Made-up Card", "conv forward made-up", "1.50", "| cnn | 8 |", "the end"):
             assert text in page, f"{text!r} is missing in the Markdown"
         assert "conv forward made-up" in report.short_table(parts)
     except Exception as error:
         return Row("result files", "failed", f"{type(error).__name__}: {error}")
-    return Row("result files", "passed", "written, read back the same, and shown")
+    return Row("result files", "passed", "written, read back the same, and shown; the table of choices too")
 
 
 def made_up() -> tuple[dict[str, Any], list[Part]]:
@@ -81,11 +86,20 @@ def made_up() -> tuple[dict[str, Any], list[Part]]:
     slow = {**time, "median_ms": 3.0}
     bench = {
         "suite": "conv",
+        "op": "conv_relu_pool2d",
+        "shape_class": "K1 C1 1x1 M2^0 max2 cl",
         "mode": "forward",
         "name": "made-up",
         "shape": "1x1",
-        "times": {"ours": slow, "ours CL": time, "eager CL": slow},
-        "ours": ["ours", "ours CL"],
+        "dtype": "float32",
+        "times": {
+            "ours": slow,
+            "ours CL": time,
+            "ours (cuda)": slow,
+            "ours (triton)": time,
+            "eager CL": slow,
+        },
+        "ours": ["ours", "ours CL", "ours (cuda)", "ours (triton)"],
         "kernels": {"ours": ["cuda: a"], "ours CL": ["cuda: b"]},
         "of_ceiling": 0.5,
         "bound": "bytes",

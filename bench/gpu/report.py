@@ -13,6 +13,7 @@ from typing import Any
 from gpu.process import ROOT, Part, Row
 
 SCHEMA = 2
+BACKENDS = ("cuda", "triton")  # those that a call on a card may be given to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,7 @@ class BenchLine:
     ms: float
     kernel: str
     ratios: dict[str, float]
+    backends: dict[str, float]  # milliseconds of each by name, in the same run
     of_ceiling: float
     bound: str
 
@@ -34,18 +36,25 @@ def bench_line(row: dict[str, Any]) -> BenchLine:
     ms = row["times"][ours]["median_ms"]
     ratios = {name: each["median_ms"] / ms for name, each in row["times"].items() if name not in row["ours"]}
     of_ceiling = row["of_ceiling"] * row["times"]["ours"]["median_ms"] / ms
-    name = f"{row['suite']} {row['mode']} {row['name']}"
     kernel = " / ".join(row["kernels"][ours])
-    return BenchLine(name, row["shape"], ms, kernel, ratios, of_ceiling, row["bound"])
+    timed = {backend: row["times"].get(f"ours ({backend})") for backend in BACKENDS}
+    backends = {backend: each["median_ms"] for backend, each in timed.items() if each}
+    return BenchLine(row_name(row), row["shape"], ms, kernel, ratios, backends, of_ceiling, row["bound"])
+
+
+def row_name(row: dict[str, Any]) -> str:
+    """What a bench row is called in the tables."""
+    return f"{row['suite']} {row['mode']} {row['name']}"
+
+
+def bench_rows(parts: Iterable[Part]) -> list[dict[str, Any]]:
+    """All measured rows; the one with torch.compile stands for the one without."""
+    return list({row_name(row): row for row in _data(parts, "bench")}.values())
 
 
 def bench_lines(parts: Iterable[Part]) -> list[BenchLine]:
-    """All measured rows; the one with torch.compile stands for the one without."""
-    found: dict[str, BenchLine] = {}
-    for row in _data(parts, "bench"):
-        line = bench_line(row)
-        found[line.name] = line
-    return list(found.values())
+    """:func:`bench_rows` as the tables show them."""
+    return [bench_line(row) for row in bench_rows(parts)]
 
 
 def model_rows(parts: Iterable[Part]) -> list[dict[str, Any]]:
@@ -116,7 +125,8 @@ def markdown(found: dict[str, Any], parts: Sequence[Part]) -> str:
 BENCH_NOTE = (
     "Medians of interleaved runs. ms: ours on channels_last tensors where the op has images. A ratio above 1: ours "
     "is faster. eager has cuDNN autotuning and no TF32, compile is max-autotune. of ceiling: the floor set by the "
-    "measured ceilings over our time, and which ceiling sets it."
+    "measured ceilings over our time, and which ceiling sets it. cuda and triton: each of our backends by name in the "
+    "same run; their quotient is what the choice between them rests on."
 )
 
 
@@ -152,18 +162,26 @@ def bench_cells(parts: Iterable[Part]) -> tuple[list[str], list[list[str]]]:
     """Header and cells of the ops' table."""
     lines = bench_lines(parts)
     others = list(dict.fromkeys(name for line in lines for name in line.ratios))
-    header = ["row", "shape", "ms", *(f"x {name}" for name in others), "of ceiling", "kernel"]
+    backends = [f"{name}, ms" for name in BACKENDS]
+    compared = ["row", "shape", "ms", *(f"x {name}" for name in others)]
+    header = [*compared, *backends, f"{BACKENDS[0]} / {BACKENDS[1]}", "of ceiling", "kernel"]
     return header, [
         [
             line.name,
             line.shape,
             f"{line.ms:.3g}",
             *(f"{line.ratios[name]:.2f}" if name in line.ratios else "-" for name in others),
+            *(f"{line.backends[name]:.3g}" if name in line.backends else "-" for name in BACKENDS),
+            _quotient(*(line.backends.get(name) for name in BACKENDS)),
             f"{line.of_ceiling:.0%} {line.bound}",
             line.kernel,
         ]
         for line in lines
     ]
+
+
+def _quotient(first: float | None, second: float | None) -> str:
+    return f"{first / second:.2f}" if first and second else "-"
 
 
 def model_cells(parts: Iterable[Part]) -> tuple[list[str], list[list[str]]]:

@@ -30,6 +30,7 @@ from zbkernels.benchmarking.runner import (
     prepare_problem,
     problem_of,
 )
+from zbkernels.benchmarking.shape_class import class_of
 
 HALF = ("-f16", "-bf16")
 CORE = ("mnist1", "fashion2", "cifar1", "cifar2", "res9", "vgg5", "stem")
@@ -150,7 +151,8 @@ def in_words(row: dict[str, Any]) -> str:
     """A measured row as a note."""
     line = bench_line(row)
     ratios = ", ".join(f"{ratio:.2f}x {name}" for name, ratio in line.ratios.items())
-    return f"{line.ms:.3g} ms, {ratios}, {line.of_ceiling:.0%} {row['bound']}; {line.kernel}"
+    backends = "".join(f", {name} {ms:.3g} ms" for name, ms in line.backends.items())
+    return f"{line.ms:.3g} ms{backends}, {ratios}, {line.of_ceiling:.0%} {row['bound']}; {line.kernel}"
 
 
 def settings_for(device: str) -> Settings:
@@ -211,7 +213,11 @@ def rehearse() -> str:
     with environment(small), _traced_only():
         _, data = Bench(small, limits).row(pack, compiled=True)
     assert data["bench"]["kernels"]["ours"]
-    return f"{len(cases)} rows and {len(COMPILED)} with torch.compile, {len(traced)} kinds traced"
+    classes = {(case.op, case.dtype, class_of(case)) for case in cases}
+    return (
+        f"{len(cases)} rows in {len(classes)} shape classes and {len(COMPILED)} with torch.compile, "
+        f"{len(traced)} kinds traced"
+    )
 
 
 def _shapes(case: ConvCase) -> None:

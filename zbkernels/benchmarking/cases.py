@@ -39,6 +39,11 @@ class ConvCase:
     suite = "conv"
 
     @property
+    def op(self) -> str:
+        """The public op that runs it."""
+        return "conv_relu_pool2d_nap" if self.mode == "nap" else "conv_relu_pool2d"
+
+    @property
     def map_size(self) -> tuple[int, int]:
         """Height and width of the un-pooled map."""
         return _extent(self.h, self), _extent(self.w, self)
@@ -106,6 +111,11 @@ class LinearCase:
     suite = "linear"
 
     @property
+    def op(self) -> str:
+        """The public op that runs it."""
+        return "linear_relu_nap" if self.mode == "nap" else "linear_relu"
+
+    @property
     def flops(self) -> int:
         """Operations, a multiply and an add counted as two."""
         forward = 2 * self.n * self.fan_in * self.fan_out
@@ -141,6 +151,11 @@ class NapCase:
     suite = "nap"
 
     @property
+    def op(self) -> str:
+        """The public op that runs it."""
+        return f"nap_{self.mode}"
+
+    @property
     def flops(self) -> int:
         """Zero: packing only moves bytes."""
         return 0
@@ -171,6 +186,11 @@ class PatternCase:
     dtype: str = "int64"
 
     suite = "nap"
+
+    @property
+    def op(self) -> str:
+        """The public op that runs it."""
+        return f"nap_{self.mode}"
 
     @property
     def flops(self) -> int:

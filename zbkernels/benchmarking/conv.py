@@ -117,7 +117,7 @@ class ConvProblem:
             self._torch("ours CL", ours_block, ours=True, cl=True),
         ]
         if self.device.startswith("cuda"):
-            ours += [self._backend(name) for name in ("cuda", "triton")]
+            ours += [self.backend(name) for name in ("cuda", "triton")]
         theirs = [
             self._torch("eager", torch_block),
             self._torch("eager CL", torch_block, cl=True),
@@ -157,12 +157,14 @@ class ConvProblem:
 
         return Contestant(name, build, ours=ours)
 
-    def _backend(self, backend: str) -> Contestant:
+    def backend(self, backend: str, *, cl: bool = True) -> Contestant:
+        """Ours on one backend by name."""
+
         def block(case: ConvCase, x: torch.Tensor, weight: torch.Tensor) -> Any:
             with zb.use_backend(backend):
                 return ours_block(case, x, weight)
 
-        return self._torch(f"ours ({backend})", block, ours=True, cl=True)
+        return self._torch(f"ours ({backend})", block, ours=True, cl=cl)
 
     def _onnx_runtime(self) -> Callable[[], Any]:
         engines.numpy_dtype(self.case.dtype)

@@ -58,11 +58,10 @@ class LinearProblem:
 
     def contestants(self) -> list[Contestant]:
         """Ours first, then the competitors."""
-        ours = zb.linear_relu_nap if self.case.mode == "nap" else zb.linear_relu
         plain = torch_linear_nap if self.case.mode == "nap" else torch_linear
-        found = [Contestant("ours", lambda: self._call(ours), ours=True)]
+        found = [Contestant("ours", lambda: self._call(self._ours), ours=True)]
         if self.device.startswith("cuda"):
-            found += [self._backend(name, ours) for name in ("cuda", "triton")]
+            found += [self.backend(name) for name in ("cuda", "triton")]
         found.append(Contestant("eager", lambda: self._call(plain)))
         found.append(Contestant("compile", lambda: self._call(engines.compiled(plain, self.device))))
         if self.device == "cpu" and self.case.mode == "forward":
@@ -83,10 +82,16 @@ class LinearProblem:
 
         return call
 
-    def _backend(self, backend: str, function: Callable) -> Contestant:
+    @property
+    def _ours(self) -> Callable:
+        return zb.linear_relu_nap if self.case.mode == "nap" else zb.linear_relu
+
+    def backend(self, backend: str) -> Contestant:
+        """Ours on one backend by name."""
+
         def on_backend(x: torch.Tensor, weight: torch.Tensor) -> Any:
             with zb.use_backend(backend):
-                return function(x, weight)
+                return self._ours(x, weight)
 
         return Contestant(f"ours ({backend})", lambda: self._call(on_backend), ours=True)
 

@@ -64,11 +64,10 @@ class NapProblem:
         """Ours first, then the competitors."""
         case = self.case
         pack = case.mode == "pack"
-        ours = zb.nap_pack if pack else (lambda sig: zb.nap_unpack(sig, case.f))
         plain = torch_pack if pack else (lambda sig: torch_unpack(sig, case.f))
-        found = [Contestant("ours", lambda: self._call(ours), ours=True)]
+        found = [Contestant("ours", lambda: self._call(self._ours), ours=True)]
         if self.device.startswith("cuda"):
-            found += [self._backend(name, ours) for name in ("cuda", "triton")]
+            found += [self.backend(name) for name in ("cuda", "triton")]
         else:
             found.append(Contestant("numpy", self._numpy, outputs=lambda array: [self._from_numpy(array)]))
         found.append(Contestant("eager", lambda: self._call(plain)))
@@ -87,10 +86,15 @@ class NapProblem:
     def _compiled(self, function: Callable) -> Callable:
         return engines.compiled(function, self.device)
 
-    def _backend(self, backend: str, function: Callable) -> Contestant:
+    def _ours(self, value: torch.Tensor) -> torch.Tensor:
+        return zb.nap_pack(value) if self.case.mode == "pack" else zb.nap_unpack(value, self.case.f)
+
+    def backend(self, backend: str) -> Contestant:
+        """Ours on one backend by name."""
+
         def on_backend(value: torch.Tensor) -> torch.Tensor:
             with zb.use_backend(backend):
-                return function(value)
+                return self._ours(value)
 
         return Contestant(f"ours ({backend})", lambda: self._call(on_backend), ours=True)
 

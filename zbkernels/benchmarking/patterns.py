@@ -75,7 +75,7 @@ class PatternProblem:
         ours, plain = self._ours(), self._plain()
         found = [Contestant("ours", lambda: self._call(ours), ours=True)]
         if self.device.startswith("cuda"):
-            found += [self._backend(name, ours) for name in ("cuda", "triton")]
+            found += [self.backend(name) for name in ("cuda", "triton")]
         else:
             found.append(Contestant("numpy", self._numpy, outputs=_from_numpy))
             if self.case.mode == "topk":
@@ -112,7 +112,10 @@ class PatternProblem:
 
         return call
 
-    def _backend(self, backend: str, function: Callable[..., Any]) -> Contestant:
+    def backend(self, backend: str) -> Contestant:
+        """Ours on one backend by name."""
+        function = self._ours()
+
         def on_backend(*inputs: torch.Tensor) -> Any:
             with zb.use_backend(backend):
                 return function(*inputs)

@@ -147,6 +147,8 @@ def measure(prepared: Prepared, settings: Settings, ceilings: Ceilings) -> dict[
     """Time a prepared problem and return its row (plain types, ready for JSON)."""
     import torch
 
+    from zbkernels.benchmarking.shape_class import class_of
+
     cuda = settings.device.startswith("cuda")
     times = interleave(
         prepared.calls,
@@ -162,6 +164,8 @@ def measure(prepared: Prepared, settings: Settings, ceilings: Ceilings) -> dict[
     floor, bound = ceilings.floor(case.flops, case.min_bytes, case.dtype)
     return {
         "suite": case.suite,
+        "op": case.op,
+        "shape_class": class_of(case),
         "name": case.name,
         "mode": case.mode,
         "shape": case.shape,

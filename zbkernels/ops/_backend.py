@@ -1,4 +1,8 @@
-"""Which kernel runs: ``use_backend``, ``explain``, ``last_kernel`` and the switch for convolution precision."""
+"""Which kernel runs: ``use_backend``, ``explain``, ``last_kernel`` and the switch for convolution precision.
+
+Nothing is forced as a rule; then a card's measured results decide (``_choice.py``), and where there are none the
+dispatcher.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from typing import Any
 
 import torch
 
-from zbkernels import _loader
-from zbkernels.ops import _tf32
-from zbkernels.ops._op import COMPILED, OPS, Kernel, Op, below_autograd
+from zbkernels import _loader, cards
+from zbkernels.ops import _choice, _tf32
+from zbkernels.ops._op import COMPILED, OPS, Kernel, Op, below_autograd, transforms_active
 
 BACKENDS = ("auto", "reference", "cpu", "cuda", "triton")
 EMULATED = "cuda-emulated"  # for tests: the CUDA kernels on CPU tensors
@@ -48,6 +52,30 @@ class use_backend:
         _wanted = self._before
 
 
+def choose_kernel(op: Op, x: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> Kernel | None:
+    """The kernel that a public function is to run, or None where ``torch.ops.zb`` dispatches to the right one.
+
+    That is the one ``use_backend`` asks for, else the one measured to be the fastest on this card. ``rest`` can be
+    hashed; with x and weight it says everything about the call, and ``op.spread`` makes the kernels' arguments of it.
+    What looks at the op itself (torch.compile, a transform, a mode) sees the op, hence the dispatcher's kernel; and
+    "highest" precision keeps to it, since one order of sums for every batch is what that promises.
+
+    Raises:
+        RuntimeError: the asked backend can't run this call.
+    """
+    if _wanted != "auto":
+        if torch.compiler.is_dynamo_compiling() and _wanted in op.opaque:
+            return Kernel(_wanted, _can_run, op.opaque[_wanted])  # asked when it runs
+        args, kwargs = op.spread(x, weight, *rest)
+        return forced_kernel(op, *args, **kwargs)
+    if torch.compiler.is_dynamo_compiling():
+        return None
+    table = _choice.table_of(x.device)
+    if table is None or _precision == "highest" or _choice.looked_at(x, weight):
+        return None
+    return table.kernel(op, x, weight, rest)
+
+
 def forced_kernel(op: Op, *args: Any, **kwargs: Any) -> Kernel | None:
     """The kernel that ``use_backend`` asks for, or None where ``torch.ops.zb`` dispatches to the right one.
 
@@ -56,23 +84,46 @@ def forced_kernel(op: Op, *args: Any, **kwargs: Any) -> Kernel | None:
     """
     if _wanted == "auto":
         return None
-    kernel = next((k for k in op.kernels if k.name == _wanted), None)
-    if kernel is None:
-        raise RuntimeError(f"{op.name}: backend {_wanted!r} has no kernel for this op")
-    reason = kernel.can_run(*args, **kwargs)
-    if reason is None and not kernel.registered and torch._C._are_functorch_transforms_active():
-        reason = "torch.func transforms see through the op only with backend 'auto'"
-    if reason is not None:
-        raise RuntimeError(f"{op.name}: backend {_wanted!r} can't run this call: {reason}")
+    kernel = kernel_named(op, _wanted, *args, **kwargs)
     return None if kernel.registered else kernel
+
+
+def kernel_named(op: Op, name: str, *args: Any, **kwargs: Any) -> Kernel:
+    """The kernel of a backend.
+
+    Raises:
+        RuntimeError: it can't run this call.
+    """
+    kernel = next((k for k in op.kernels if k.name == name), None)
+    if kernel is None:
+        raise RuntimeError(f"{op.name}: backend {name!r} has no kernel for this op")
+    reason = kernel.can_run(*args, **kwargs)
+    if reason is None and not kernel.registered and _hides_from_transforms(kernel, args):
+        reason = "torch.func transforms and forward-mode AD see through the op only with backend 'auto'"
+    if reason is not None:
+        raise RuntimeError(f"{op.name}: backend {name!r} can't run this call: {reason}")
+    return kernel
+
+
+def _can_run(*args: Any, **kwargs: Any) -> str | None:
+    return None
+
+
+def _hides_from_transforms(kernel: Kernel, args: tuple[Any, ...]) -> bool:
+    """Whether a transform is active that would raise in this kernel, or get a silent zero (forward-mode AD)."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    return kernel.name != "reference" and transforms_active(*tensors)
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """For each kernel of an op: ``"chosen"``, or the reason why it isn't."""
+    """For each kernel of an op: ``"chosen"``, or the reason why it isn't; ``why`` is that of the chosen one."""
 
     op: str
     verdicts: dict[str, str]
+    why: str = ""
 
     @property
     def chosen(self) -> str:
@@ -80,7 +131,10 @@ class Explanation:
 
     def __str__(self) -> str:
         width = max(map(len, self.verdicts))
-        lines = [f"  {name:<{width}}  {verdict}" for name, verdict in self.verdicts.items()]
+        lines = []
+        for name, verdict in self.verdicts.items():
+            why = f": {self.why}" if verdict == "chosen" and self.why else ""
+            lines.append(f"  {name:<{width}}  {verdict}{why}")
         return "\n".join([f"{self.op}:", *lines])
 
     __repr__ = __str__
@@ -89,7 +143,7 @@ class Explanation:
 def explain(op: str | Any, *args: Any, **kwargs: Any) -> Explanation:
     """Say which kernel would run ``op(*args, **kwargs)`` now, and for each other one why not.
 
-    ``op`` is an op's name or its public function. Nothing is run.
+    ``op`` is an op's name or its public function. Nothing is run. On a card it says whether the choice was measured.
 
     Raises:
         ValueError: there is no op of that name; or what the op's own check raises for bad arguments.
@@ -101,17 +155,44 @@ def explain(op: str | Any, *args: Any, **kwargs: Any) -> Explanation:
     record = OPS[name]
     if record.normalise is not None:
         args, kwargs = record.normalise(*args, **kwargs)
-    verdicts: dict[str, str] = {}
-    for kernel in record.kernels:
-        if kernel.name == EMULATED and _wanted != EMULATED:
-            continue  # asking would load it
-        reason = kernel.can_run(*args, **kwargs)
-        if reason is None and _wanted not in ("auto", kernel.name):
-            reason = f"use_backend({_wanted!r}) is in force"
-        if reason is None and "chosen" in verdicts.values():
-            reason = "can run, but a kernel above comes first"
-        verdicts[kernel.name] = reason or "chosen"
-    return Explanation(name, verdicts)
+    shown = [k for k in record.kernels if not k.hidden or k.name == _wanted]
+    verdicts = {kernel.name: kernel.can_run(*args, **kwargs) or "" for kernel in shown}
+    for other, reason in verdicts.items():
+        if not reason and _wanted not in ("auto", other):
+            verdicts[other] = f"use_backend({_wanted!r}) is in force"
+    candidates = [kernel for kernel in shown if not verdicts[kernel.name]]
+    if not candidates:
+        return Explanation(name, verdicts)
+    decision = _decide(record, candidates, args, kwargs)
+    chosen = decision.kernel.name
+    for kernel in candidates:
+        if kernel.name == chosen:
+            verdicts[chosen] = "chosen"
+        elif kernel.name in decision.ms:
+            slower = decision.ms[kernel.name] / decision.ms[chosen]
+            verdicts[kernel.name] = f"can run; measured, its time is {slower:.2f} of the chosen one's"
+        else:
+            verdicts[kernel.name] = "can run, but a kernel above comes first"
+    return Explanation(name, verdicts, decision.why)
+
+
+def _decide(
+    op: Op, candidates: list[Kernel], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _choice.Decision:
+    """What :func:`choose_kernel` decides, with the reason."""
+    first = _choice.Decision(candidates[0], {}, "")
+    if _wanted != "auto":
+        return first
+    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    table = _choice.table_of(tensors[0].device)
+    if table is None:
+        card = cards.card_of(tensors[0].device)
+        return first._replace(why=f"no measurement for {card.name}, default order") if card else first
+    if _precision == "highest":
+        return first._replace(why="default order, as set_conv_precision('highest') wants it")
+    if _choice.looked_at(tensors[0], tensors[1] if len(tensors) > 1 else None):
+        return first._replace(why="default order, since a mode, transform or tensor subclass sees the op")
+    return table.decide(op, candidates, args, kwargs)
 
 
 def note_kernel(name: str) -> None:
@@ -194,7 +275,7 @@ def emulated_kernels(run: Any) -> tuple[Kernel, ...]:
         state = _loader.load_emulated()
         return None if state.loaded else f"_C_emulated is not loaded: {state.reason}"
 
-    return (Kernel(EMULATED, can_run, run),)
+    return (Kernel(EMULATED, can_run, run, hidden=True),)
 
 
 def emulated_function(name: str) -> Any:

@@ -44,18 +44,30 @@ class Kernel:
     """One way to run an op. ``can_run`` takes the op's arguments and returns None, or the reason why not.
 
     ``registered`` kernels are what ``torch.ops.zb`` dispatches to; the others are called through ``run``,
-    whose meaning is the op module's own (a function, or a forward and a backward).
+    whose meaning is the op module's own (a function, or a forward and a backward). ``hidden`` ones run only where
+    they are forced: not even asking whether they can is free.
     """
 
     name: str
     can_run: Callable[..., str | None]
     run: Any = None
     registered: bool = False
+    hidden: bool = False
+
+
+def _as_they_are(x: Any, weight: Any, *rest: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((x, *rest) if weight is None else (x, weight, *rest)), {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op as the tests, ``zb.explain`` and ``zb doctor`` see it. ``dtypes`` are those that ``samples`` can be of."""
+    """An op as the tests, ``zb.explain``, ``zb doctor`` and the choice of a backend see it.
+
+    The kernels' ``can_run`` and ``shape_class`` (see ``_shape_class.py``; None where nothing is measured) take the
+    same arguments. ``normalise`` makes them of a public call, ``spread`` of what ``choose_kernel`` is called with.
+    ``dtypes`` are those that ``samples`` can be of. ``opaque``: by backend, ``run`` of a kernel as torch.compile may
+    see it (see ``_opaque.py``).
+    """
 
     name: str
     schema: str
@@ -65,6 +77,9 @@ class Op:
     kernels: tuple[Kernel, ...] = ()
     dtypes: tuple[torch.dtype, ...] = FLOATING
     normalise: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+    spread: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] = _as_they_are
+    shape_class: Callable[..., str] | None = None
+    opaque: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def overload(self) -> Any:
@@ -103,6 +118,14 @@ def is_defined(name: str) -> bool:
     except AttributeError:
         return False
     return True
+
+
+def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """An op that Python alone knows, the same on every device."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"zb::{name}", fake, lib=_library)
 
 
 def register(

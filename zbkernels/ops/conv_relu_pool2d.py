@@ -39,6 +39,8 @@ from zbkernels.ops._op import (
     transforms_active,
     vmap_by_loop,
 )
+from zbkernels.ops._opaque import opaque_kernels
+from zbkernels.ops._shape_class import conv_class, layout_class
 from zbkernels.ops.nap_pack import words_for
 
 SCHEMA = (
@@ -307,12 +309,21 @@ def conv_relu_pool2d(
     )
     if x.is_cuda and not torch.compiler.is_compiling():
         _tf32.follow()
-    kernel = _backend.forced_kernel(
-        OP, x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units=""
-    )
+    kernel = _backend.choose_kernel(OP, x, weight, g, "")
     if kernel is None:
         return torch.ops.zb.conv_relu_pool2d(x, weight, *g.conv_args(), **g.pool_kwargs())
     return run_passes(kernel.run, x, weight, g, "")[0]
+
+
+def spread(
+    x: torch.Tensor, weight: torch.Tensor, g: Geometry, units: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the kernels' ``can_run``."""
+    return (x, weight, *g.conv_args()), {
+        **g.pool_kwargs(),
+        "need_code": needs_grad(x, weight),
+        "units": units,
+    }
 
 
 def kernel_arguments(op: str, units: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -330,13 +341,20 @@ def kernel_arguments(op: str, units: str) -> Callable[..., tuple[tuple[Any, ...]
         **pool: Any,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         x, weight, g = normalise(op, x, weight, stride, padding, dilation, groups, units, **pool)
-        return (x, weight, *g.conv_args()), {
-            **g.pool_kwargs(),
-            "need_code": needs_grad(x, weight),
-            "units": units,
-        }
+        return spread(x, weight, g, units)
 
     return arguments
+
+
+def shape_class(
+    x: torch.Tensor, weight: torch.Tensor, *conv: Any, need_code: bool, units: str, **pool: Any
+) -> str:
+    """The class of a call; with signatures one for every batch, memory format and training: a pattern depends on
+    none of these."""
+    g = Geometry(*conv, **pool)
+    if units:
+        return f"{conv_class(x, weight, g, batch=False)} {units}"
+    return conv_class(x, weight, g) + layout_class(x) + (" train" if need_code else "")
 
 
 triton_forward = _backend.triton_function("conv_relu_pool", "forward")
@@ -356,6 +374,33 @@ KERNELS = (
 )
 
 
+def _backward_can_run(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    code: torch.Tensor,
+    *conv: Any,
+    need_x: bool,
+    need_weight: bool,
+    **pool: Any,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (x, weight, *conv), {**pool, "need_code": True, "units": ""}
+
+
+_forward_on = opaque_kernels(
+    "conv_relu_pool2d", KERNELS, FORWARD_SCHEMA, _forward_fake, run=lambda passes: passes.forward
+)
+_backward_on = opaque_kernels(
+    "conv_relu_pool2d",
+    KERNELS,
+    BACKWARD_SCHEMA,
+    _backward_fake,
+    run=lambda passes: passes.backward,
+    can_run_args=_backward_can_run,
+)
+OPAQUE = {name: Passes(forward, _backward_on[name]) for name, forward in _forward_on.items()}
+
+
 def _cuda_fallback(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     g = Geometry.of("conv_relu_pool2d", *args, **kwargs)
     return triton_forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units="")[0]
@@ -369,6 +414,9 @@ OP = Op(
     public=conv_relu_pool2d,
     kernels=KERNELS,
     normalise=kernel_arguments("conv_relu_pool2d", ""),
+    spread=spread,
+    shape_class=shape_class,
+    opaque=OPAQUE,
 )
 register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)
 

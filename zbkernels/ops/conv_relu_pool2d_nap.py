@@ -15,10 +15,13 @@ from zbkernels.ops._geometry import UNITS, Geometry, IntOrPair, check
 from zbkernels.ops._op import Op, Sample, below_autograd, needs_grad, register, transforms_active
 from zbkernels.ops.conv_relu_pool2d import (
     KERNELS,
+    OPAQUE,
     empty_results,
     fold_batch,
     kernel_arguments,
     normalise,
+    shape_class,
+    spread,
     triton_forward,
 )
 
@@ -131,9 +134,7 @@ def conv_relu_pool2d_nap(
         count_include_pad=count_include_pad,
         negative_slope=negative_slope,
     )
-    kernel = _backend.forced_kernel(
-        OP, x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units=units
-    )
+    kernel = _backend.choose_kernel(OP, x, weight, g, units)
     if kernel is None:
         return torch.ops.zb.conv_relu_pool2d_nap(x, weight, *g.conv_args(), **g.pool_kwargs(), units=units)
     y, _, sig = run_passes(kernel.run, x, weight, g, units)
@@ -156,5 +157,8 @@ OP = Op(
     public=conv_relu_pool2d_nap,
     kernels=KERNELS,
     normalise=kernel_arguments(NAME, "relu"),
+    spread=spread,
+    shape_class=shape_class,
+    opaque=OPAQUE,
 )
 register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)

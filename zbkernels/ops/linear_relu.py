@@ -23,6 +23,8 @@ from zbkernels.ops._op import (
     register,
     transforms_active,
 )
+from zbkernels.ops._opaque import opaque_kernels
+from zbkernels.ops._shape_class import linear_class
 
 SCHEMA = "linear_relu(Tensor x, Tensor weight, float negative_slope=0.0) -> Tensor"
 
@@ -167,7 +169,7 @@ def linear_relu(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0
     """
     x, weight = autocast_operands(x, weight)
     check("linear_relu", x, weight, negative_slope)
-    kernel = _backend.forced_kernel(OP, x, weight, negative_slope)
+    kernel = _backend.choose_kernel(OP, x, weight, negative_slope)
     if kernel is None:
         return torch.ops.zb.linear_relu(x, weight, negative_slope)
     return run_kernel(kernel.run, x, weight, negative_slope, False)[0]
@@ -219,5 +221,35 @@ def _cuda_fallback(x: torch.Tensor, weight: torch.Tensor, negative_slope: float 
     return _triton_forward(x, weight, negative_slope, False)[0]
 
 
-OP = Op("linear_relu", SCHEMA, reference, samples, public=linear_relu, kernels=KERNELS)
+def _forward_fake(
+    x: torch.Tensor, weight: torch.Tensor, slope: float, need_sig: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    sig_shape = (*x.shape[:-1], (weight.shape[0] + 63) // 64) if need_sig else (0,)
+    return y, x.new_empty(sig_shape, dtype=torch.int64)
+
+
+OPAQUE = opaque_kernels(
+    "linear_relu",
+    KERNELS,
+    "linear_relu(Tensor x, Tensor weight, float slope, bool need_sig) -> (Tensor, Tensor)",
+    _forward_fake,
+    can_run_args=lambda x, weight, slope, need_sig: ((x, weight, slope), {}),
+)
+
+
+def shape_class(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> str:
+    return linear_class(x, weight) + (" train" if needs_grad(x, weight) else "")
+
+
+OP = Op(
+    "linear_relu",
+    SCHEMA,
+    reference,
+    samples,
+    public=linear_relu,
+    kernels=KERNELS,
+    shape_class=shape_class,
+    opaque=OPAQUE,
+)
 register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)

@@ -17,8 +17,10 @@ from zbkernels.ops._op import (
     transforms_active,
     vmap_by_loop,
 )
+from zbkernels.ops._shape_class import linear_class
 from zbkernels.ops.linear_relu import (
     KERNELS,
+    OPAQUE,
     LinearReLUFunction,
     check,
     registered_forward,
@@ -90,7 +92,7 @@ def linear_relu_nap(
     """
     x, weight = autocast_operands(x, weight)
     check("linear_relu_nap", x, weight, negative_slope)
-    kernel = _backend.forced_kernel(OP, x, weight, negative_slope)
+    kernel = _backend.choose_kernel(OP, x, weight, negative_slope)
     if kernel is None:
         return torch.ops.zb.linear_relu_nap(x, weight, negative_slope)
     return run_kernel(kernel.run, x, weight, negative_slope, True)
@@ -102,5 +104,19 @@ def _cuda_fallback(
     return _backend.triton_function("linear_relu", "forward")(x, weight, negative_slope, need_sig=True)
 
 
-OP = Op("linear_relu_nap", SCHEMA, reference, samples, public=linear_relu_nap, kernels=KERNELS)
+def shape_class(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> str:
+    """Without the number of rows, and the same in training: a row's pattern depends on neither."""
+    return linear_class(x, weight, batch=False)
+
+
+OP = Op(
+    "linear_relu_nap",
+    SCHEMA,
+    reference,
+    samples,
+    public=linear_relu_nap,
+    kernels=KERNELS,
+    shape_class=shape_class,
+    opaque=OPAQUE,
+)
 register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)

@@ -12,6 +12,8 @@ import torch
 
 from zbkernels.ops import _backend
 from zbkernels.ops._op import Op, Sample, register
+from zbkernels.ops._opaque import opaque_kernels
+from zbkernels.ops._shape_class import rows_class
 from zbkernels.ops.nap_pack import words_for
 from zbkernels.ops.nap_unpack import check_int, check_signatures
 
@@ -114,23 +116,31 @@ def nap_frequency(sig: torch.Tensor, F: int) -> torch.Tensor:
         ValueError: sig has not two dimensions, or F is negative or more than 64 W.
     """
     check(sig, F)
-    kernel = _backend.forced_kernel(OP, sig, F)
+    kernel = _backend.choose_kernel(OP, sig, None, F)
     return torch.ops.zb.nap_frequency(sig, F) if kernel is None else kernel.run(sig, F)
 
 
+def shape_class(sig: torch.Tensor, F: int) -> str:
+    return rows_class(sig.shape[0], F)
+
+
 TRITON = _backend.triton_kernel("nap_frequency", _backend.triton_function("nap_frequency", "forward"))
+KERNELS = (
+    _backend.library_kernel("cpu", "nap_frequency"),
+    _backend.library_kernel("cuda", "nap_frequency"),
+    TRITON,
+    _backend.reference_kernel(reference),
+)
+
 OP = Op(
     "nap_frequency",
     SCHEMA,
     reference,
     samples,
     public=nap_frequency,
-    kernels=(
-        _backend.library_kernel("cpu", "nap_frequency"),
-        _backend.library_kernel("cuda", "nap_frequency"),
-        TRITON,
-        _backend.reference_kernel(reference),
-    ),
+    kernels=KERNELS,
+    shape_class=shape_class,
+    opaque=opaque_kernels("nap_frequency", KERNELS, SCHEMA, fake),
     dtypes=(torch.int64,),
 )
 register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.or_reference(TRITON, reference))

@@ -13,6 +13,8 @@ import torch
 
 from zbkernels.ops import _backend
 from zbkernels.ops._op import Op, Sample, register, vmap_by_loop
+from zbkernels.ops._opaque import opaque_kernels
+from zbkernels.ops._shape_class import near_power, rows_class
 from zbkernels.ops.nap_unpack import check_signatures
 
 SCHEMA = "nap_hamming(Tensor a, Tensor b) -> Tensor"
@@ -165,23 +167,31 @@ def nap_hamming(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         ValueError: one has not two dimensions, they differ in width or device, or a row has 2**31 bits or more.
     """
     check(a, b)
-    kernel = _backend.forced_kernel(OP, a, b)
+    kernel = _backend.choose_kernel(OP, a, b)
     return torch.ops.zb.nap_hamming(a, b) if kernel is None else kernel.run(a, b)
 
 
+def shape_class(a: torch.Tensor, b: torch.Tensor) -> str:
+    return f"{rows_class(a.shape[0], 64 * a.shape[1])} M{near_power(b.shape[0])}"
+
+
 TRITON = _backend.triton_kernel("nap_hamming", _backend.triton_function("nap_hamming", "forward"))
+KERNELS = (
+    _backend.library_kernel("cpu", "nap_hamming"),
+    _backend.library_kernel("cuda", "nap_hamming"),
+    TRITON,
+    _backend.reference_kernel(reference),
+)
+
 OP = Op(
     "nap_hamming",
     SCHEMA,
     reference,
     samples,
     public=nap_hamming,
-    kernels=(
-        _backend.library_kernel("cpu", "nap_hamming"),
-        _backend.library_kernel("cuda", "nap_hamming"),
-        TRITON,
-        _backend.reference_kernel(reference),
-    ),
+    kernels=KERNELS,
+    shape_class=shape_class,
+    opaque=opaque_kernels("nap_hamming", KERNELS, SCHEMA, fake),
     dtypes=(torch.int64,),
 )
 register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.or_reference(TRITON, reference))

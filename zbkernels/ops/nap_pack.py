@@ -6,6 +6,7 @@ Networks with Zero Bias"). Words are compared, hashed and counted 64 units at a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 
 from zbkernels.ops import _backend
 from zbkernels.ops._op import FLOATING, Op, Sample, register
+from zbkernels.ops._opaque import opaque_kernels
+from zbkernels.ops._shape_class import layout_class, rows_class
 
 SCHEMA = "nap_pack(Tensor x) -> Tensor"
 
@@ -104,24 +107,32 @@ def nap_pack(x: torch.Tensor) -> torch.Tensor:
         ValueError: x has fewer than two dimensions.
     """
     check(x)
-    kernel = _backend.forced_kernel(OP, x)
+    kernel = _backend.choose_kernel(OP, x, None)
     return torch.ops.zb.nap_pack(x) if kernel is None else kernel.run(x)
 
 
+def shape_class(x: torch.Tensor) -> str:
+    return rows_class(x.shape[0], math.prod(x.shape[1:])) + layout_class(x)
+
+
 TRITON = _backend.triton_kernel("nap_pack", _backend.triton_function("nap_pack", "forward"))
+KERNELS = (
+    _backend.library_kernel("cpu"),
+    _backend.library_kernel("cuda"),
+    TRITON,
+    *_backend.emulated_kernels(_backend.emulated_function("nap_pack")),
+    _backend.reference_kernel(reference),
+)
+
 OP = Op(
     "nap_pack",
     SCHEMA,
     reference,
     samples,
     public=nap_pack,
-    kernels=(
-        _backend.library_kernel("cpu"),
-        _backend.library_kernel("cuda"),
-        TRITON,
-        *_backend.emulated_kernels(_backend.emulated_function("nap_pack")),
-        _backend.reference_kernel(reference),
-    ),
+    kernels=KERNELS,
     dtypes=_DTYPES,
+    shape_class=shape_class,
+    opaque=opaque_kernels("nap_pack", KERNELS, SCHEMA, fake),
 )
 register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.or_reference(TRITON, reference))

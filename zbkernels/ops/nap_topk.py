@@ -13,6 +13,8 @@ import torch
 
 from zbkernels.ops import _backend
 from zbkernels.ops._op import Op, Sample, register, vmap_by_loop
+from zbkernels.ops._opaque import opaque_kernels
+from zbkernels.ops._shape_class import near_power, next_power, rows_class
 from zbkernels.ops.nap_hamming import all_distances, check_pair, pairs_of_signatures
 from zbkernels.ops.nap_unpack import check_int
 
@@ -125,23 +127,31 @@ def nap_topk(q: torch.Tensor, db: torch.Tensor, k: int) -> tuple[torch.Tensor, t
             a row has 2**31 bits or more, or distance and row together need more than 63 bits.
     """
     check(q, db, k)
-    kernel = _backend.forced_kernel(OP, q, db, k)
+    kernel = _backend.choose_kernel(OP, q, db, k)
     return torch.ops.zb.nap_topk(q, db, k) if kernel is None else kernel.run(q, db, k)
 
 
+def shape_class(q: torch.Tensor, db: torch.Tensor, k: int) -> str:
+    return f"{rows_class(q.shape[0], 64 * q.shape[1])} M{near_power(db.shape[0])} K{next_power(k)}"
+
+
 TRITON = _backend.triton_kernel("nap_topk", _backend.triton_function("nap_topk", "forward"))
+KERNELS = (
+    _backend.library_kernel("cpu", "nap_topk"),
+    _backend.library_kernel("cuda", "nap_topk"),
+    TRITON,
+    _backend.reference_kernel(reference),
+)
+
 OP = Op(
     "nap_topk",
     SCHEMA,
     reference,
     samples,
     public=nap_topk,
-    kernels=(
-        _backend.library_kernel("cpu", "nap_topk"),
-        _backend.library_kernel("cuda", "nap_topk"),
-        TRITON,
-        _backend.reference_kernel(reference),
-    ),
+    kernels=KERNELS,
+    shape_class=shape_class,
+    opaque=opaque_kernels("nap_topk", KERNELS, SCHEMA, fake),
     dtypes=(torch.int64,),
 )
 register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.or_reference(TRITON, reference))

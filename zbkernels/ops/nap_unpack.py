@@ -9,6 +9,8 @@ import torch
 
 from zbkernels.ops import _backend
 from zbkernels.ops._op import Op, Sample, register
+from zbkernels.ops._opaque import opaque_kernels
+from zbkernels.ops._shape_class import rows_class
 from zbkernels.ops.nap_pack import words_for
 
 SCHEMA = "nap_unpack(Tensor sig, SymInt F) -> Tensor"
@@ -97,24 +99,32 @@ def nap_unpack(sig: torch.Tensor, F: int) -> torch.Tensor:
         ValueError: sig is not of shape [N, ceil(F/64)].
     """
     check(sig, F)
-    kernel = _backend.forced_kernel(OP, sig, F)
+    kernel = _backend.choose_kernel(OP, sig, None, F)
     return torch.ops.zb.nap_unpack(sig, F) if kernel is None else kernel.run(sig, F)
 
 
+def shape_class(sig: torch.Tensor, F: int) -> str:
+    return rows_class(sig.shape[0], F)
+
+
 TRITON = _backend.triton_kernel("nap_unpack", _backend.triton_function("nap_unpack", "forward"))
+KERNELS = (
+    _backend.library_kernel("cpu"),
+    _backend.library_kernel("cuda"),
+    TRITON,
+    *_backend.emulated_kernels(_backend.emulated_function("nap_unpack")),
+    _backend.reference_kernel(reference),
+)
+
 OP = Op(
     "nap_unpack",
     SCHEMA,
     reference,
     samples,
     public=nap_unpack,
-    kernels=(
-        _backend.library_kernel("cpu"),
-        _backend.library_kernel("cuda"),
-        TRITON,
-        *_backend.emulated_kernels(_backend.emulated_function("nap_unpack")),
-        _backend.reference_kernel(reference),
-    ),
+    kernels=KERNELS,
     dtypes=(torch.int64,),
+    shape_class=shape_class,
+    opaque=opaque_kernels("nap_unpack", KERNELS, SCHEMA, fake),
 )
 register(OP, fake=fake, vmap=vmap, cuda_fallback=_backend.or_reference(TRITON, reference))
