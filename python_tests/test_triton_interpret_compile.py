@@ -37,3 +37,19 @@ def test_a_training_step_compiles_without_a_break() -> None:
         assert zb.last_kernel() == "triton: conv_relu_pool.backward"
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_signature_ops_compile_without_a_break() -> None:
+    def search(x: torch.Tensor, db: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sig = zb.nap_pack(x)
+        return *zb.nap_topk(sig, db, 2), zb.nap_hamming(sig, db), zb.nap_frequency(db, 70)
+
+    gen = torch.Generator().manual_seed(0)
+    x, db = torch.randn(3, 70, generator=gen), zb.nap_pack(torch.randn(5, 70, generator=gen))
+    with zb.use_backend("triton"):
+        want = search(x, db)
+        torch._dynamo.reset()
+        for a, b in zip(torch.compile(search, fullgraph=True, backend="aot_eager")(x, db), want, strict=True):
+            assert torch.equal(a, b)
+        assert zb.last_kernel() == "triton: nap_frequency.forward"
