@@ -34,8 +34,8 @@ ZB_DEVICE void store_vector(void* to, const V& value) {
 template <class T>
 ZB_DEVICE uint32_t pack_two(float first, float second) {
 #ifdef ZB_CUDA_EMULATION
-  return bits_as<uint16_t>(narrow<T>(first)) |
-         static_cast<uint32_t>(bits_as<uint16_t>(narrow<T>(second))) << 16;
+  return bits_as<uint16_t>(narrow<T>(first)) | static_cast<uint32_t>(bits_as<uint16_t>(narrow<T>(second)))
+                                                   << 16;
 #else
   if constexpr (std::is_same_v<T, __half>) {
     return bits_as<uint32_t>(__floats2half2_rn(first, second));

@@ -1,6 +1,7 @@
-// What the two kernels for few input channels share: which part of a call a block takes, what both refuse, and
-// bits on their way out. A block's part is a rectangle of pool windows (of map positions, without a pool) of
-// one image, with some channels of one group; the map positions below those windows are its part of the map.
+// What the two kernels for few input channels share: which part of a call a block takes, what both refuse,
+// and bits on their way out. A block's part is a rectangle of pool windows (of map positions, without a pool)
+// of one image, with some channels of one group; the map positions below those windows are its part of the
+// map.
 #pragma once
 
 #include "common/cuda/bits.h"
@@ -90,10 +91,7 @@ template <class F>
 ZB_DEVICE void write_map_bits(const Geometry& g, int threads, const Item& item, const Sinks& sinks, F&& act) {
   const float slope = static_cast<float>(g.slope);
   const int top = item.row_begin, left = item.column_begin;
-  Bits b{item.row_end - top,
-         item.column_end - left,
-         (item.top + top) * g.w.map + item.left + left,
-         g.w.map,
+  Bits b{item.row_end - top, item.column_end - left, (item.top + top) * g.w.map + item.left + left, g.w.map,
          g.map_size()};
   const int64_t in_plane = b.first;
   if (sinks.map_sig) {
@@ -104,9 +102,8 @@ ZB_DEVICE void write_map_bits(const Geometry& g, int threads, const Item& item, 
   if (sinks.map_code) {
     b.first = (item.n * g.K + item.k) * sinks.plane_bits + in_plane;
     b.channel_bits = sinks.plane_bits;
-    write_bits(threads, item, sinks.map_code, b, [&](int k, int row, int column) {
-      return passes(act(k, top + row, left + column), slope);
-    });
+    write_bits(threads, item, sinks.map_code, b,
+               [&](int k, int row, int column) { return passes(act(k, top + row, left + column), slope); });
   }
 }
 
@@ -149,7 +146,9 @@ inline int64_t windows_wanted(const Axis& a, bool map_bits) {
   return cover > a.out ? cover : a.out;
 }
 
-inline bool wants_map_bits(const Call& c) { return c.sinks.map_sig != nullptr || c.sinks.map_code != nullptr; }
+inline bool wants_map_bits(const Call& c) {
+  return c.sinks.map_sig != nullptr || c.sinks.map_code != nullptr;
+}
 
 // Whether windows are pooled in registers: those that lie in one thread's positions. Map bits aren't made
 // there.

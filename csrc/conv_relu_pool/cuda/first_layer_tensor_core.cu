@@ -1,4 +1,42 @@
-// HEADER
+// conv → act → pool on tensor cores (mma.sync) for few input channels, in half precision: what first_layer.cu
+// does in float32. tiles.h, which multiplies many channels, reads each tap's channels as 16-byte chunks; of
+// three channels that would be mostly padding, and x would be read once for every tap.
+//
+// Floor (bytes): x, weight and y once (+ code: 1 byte a pooled output, sig: 1 bit a unit).
+// Floor (operations): N·K·H1·W1 sums, in fragments of 16 positions × 8 channels × 16 taps. On an H100 (3.35
+// TB/s, 132 SMs at 1.7 GHz), if mma.sync m16n8k16 comes to 0.6 of its peak of one a clock and SM, and 128
+// bytes of shared memory a clock and SM, which feed the tensor cores:
+//
+//            x + y     bytes     mma                fragments' loads     binds
+//   mnist1   3.6 MB    1.1 µs    0.10 M   0.75 µs   151 k    0.67 µs     bytes
+//   cifar1   5.0 MB    1.5 µs    0.13 M   0.97 µs   131 k    0.58 µs     bytes
+//   stem     5.6 MB    1.7 µs    0.50 M   3.7 µs    502 k    2.2 µs      multiplying
+//
+// (loads in wavefronts of 128 bytes.) Above these come the instructions of activation and pool (cifar1: about
+// 15 for eight sums, 35 with codes: 0.5 or 1.4 µs), what tiles compute twice (stem: 1.15 to 1.3 times the
+// map), and, in so short a kernel, the launch and what a block waits for its first loads.
+//
+// Ladder
+//   1  A block stages its part of x once; a warp multiplies 64 positions × 64 (or 32) channels. Predicted, of
+//      the phases above one after the other: mnist1 2.5 µs, cifar1 3.1 µs, stem 10 µs (6 where two blocks on
+//      an SM hide each other's loads, pools and stores). Emulated and compiled; not yet run on a card.
+//   Next: partial maxima of 2×2 squares for overlapping windows, which would be read 4 times instead of 9;
+//      weights packed once a call for large filters; fewer rows that tiles share.
+//
+// The patch of x lies in shared memory as rows of columns × channels, so the taps of one filter row follow on
+// each other, and so do the shared dimension's: two neighbours are one 32-bit load from a position's first
+// tap on. Where that may be an odd number (odd stride · channels), there is a second copy shifted by one. A
+// filter row of odd length ends in half a pair: the other half is masked, since 0 times what lies there would
+// be NaN where that is not finite. So 3×3 filters of 3
+// channels take 2 steps of 16 taps and not 3, 7×7 take 10 and not 13. What a warp reads at once lies in
+// different banks (Fours), but for places where a row of the tile ends among eight positions (a load
+// takes 1.0 wavefronts for cifar1, 1.14 for the stem, 1.31 for mnist1), and but for 2 channels and for even
+// channels at stride 2.
+//
+// The weights are copied as they are and laid out by the block: a separate kernel's launch would take as long
+// as this one. Windows of 2×2 that don't overlap are pooled in registers. Others, averages, and calls that
+// want bits of the un-pooled map, are pooled from the block's part of the map in shared memory; where windows
+// overlap the borders of two blocks, both compute the positions that they share.
 #include "conv_relu_pool/cuda/first_layer.h"
 
 #include "common/cuda/ptx.h"
@@ -7,8 +45,9 @@ namespace zb::conv_relu_pool {
 namespace {
 
 constexpr int kUnitRows = 64;  // map positions that a warp multiplies at once: four fragments of 16
-constexpr int kMostColumns = 7, kMostColumnStride = 2;   // of a kernel
-constexpr int kMostPositions = 4096, kMostWindows = 256;  // of a tile; and of windows in a row or column of it
+constexpr int kMostColumns = 7, kMostColumnStride = 2;  // of a kernel
+constexpr int kMostPositions = 4096;                    // of a tile
+constexpr int kMostWindows = 256;                       // in a row or column of it
 
 // Channels of a block in eights, and its threads: 128 sums a thread and 4 warps, or 64 and 8.
 template <int EIGHTS>
@@ -30,9 +69,9 @@ struct Divider {
 };
 
 // Results of one tile in shared memory, on their way out. Either [window][channel], where channels are
-// neighbours in memory, or [channel][window]; then what is neighbours in memory (a row of windows, or all of a
-// channel's) is a run that starts as many elements past a multiple of 16 bytes as it does in memory, so that
-// 16 bytes at once go from one to the other.
+// neighbours in memory, or [channel][window]; then what is neighbours in memory (a row of windows, or all of
+// a channel's) is a run that starts as many elements past a multiple of 16 bytes as it does in memory, so
+// that 16 bytes at once go from one to the other.
 struct Layout {
   bool along_channels, rows_follow;
   int channel, eight, row;  // distances in elements: of channels, what eight channels add, of rows
@@ -46,9 +85,7 @@ struct Tile {
   int out_rows, out_columns;  // windows
   int map_rows, map_columns;  // positions
   int channel_count, units;
-  // The product's shared dimension: pairs of neighbouring numbers of a filter row (columns × channels of it
-  // follow on each other), row by row, eight to a step.
-  int row_pairs, steps;
+  int row_pairs, steps;         // of a filter row (Fours); of 16 numbers
   int patch_rows, patch_pitch;  // pitch in bytes
   int odd;                      // distance of the patch's second copy in bytes; 0: there is none
   bool flat;                    // whether a pixel's channels are neighbours in x, and pixels too
@@ -56,8 +93,7 @@ struct Tile {
   bool weights_follow;
   int taps;
   Divider by_runs, by_chunks, by_columns, by_windows, by_taps;
-  Layout y, code;
-  int map_pitch;  // bytes
+  Layout y, code, of_map;  // the last: all positions as one row of windows
   // Where things lie in shared memory, in bytes.
   int weight_pairs, spots, patch, weights, raw, map, values, codes, bytes;
   int64_t items_h, items_w, channel_blocks;
@@ -72,8 +108,8 @@ struct Tile {
   }
 };
 
-// Of step s, lane l%4 = i reads pairs 8·s + i and 8·s + 4 + i: where they lie from a position's first tap on,
-// and which of the two halves count.
+// Of a step's two fours of pairs, lane l%4 = i reads the i-th of each: where they lie from a position's first
+// tap on, and which of the two halves count.
 struct Pair {
   int offset[2];
   uint32_t mask[2];
@@ -91,25 +127,68 @@ constexpr uint32_t kNoTap = 0xffff;
 
 // --- the way in ---------------------------------------------------------------------------------------
 
-// Where in the raw weights of a channel number e of filter row r lies: x's order is row, column, channel, that
-// of the weights channel, row, column.
+// Where in the raw weights of a channel number e of filter row r lies: x's order is row, column, channel,
+// that of the weights channel, row, column.
 ZB_DEVICE uint32_t raw_tap(const Geometry& g, int r, int e) {
   const int channels = static_cast<int>(g.Cg), s = e / channels, c = e - s * channels;
   return static_cast<uint32_t>((c * static_cast<int>(g.h.kernel) + r) * static_cast<int>(g.w.kernel) + s);
 }
 
+// The product's shared dimension: pairs of neighbouring numbers of the filter rows (columns × channels follow
+// on each other), in the order in which lanes read them, four at once. Lanes l/4 read at eight positions, an
+// odd number of words apart where channels · stride is odd: a four in one row then meets no bank twice, and
+// as little does one in a column of pairs, with rows 8 words (mod 16) apart. So fours lie along rows, the
+// rest of at most three columns in columns, and what is left of that along its longer side.
+struct Fours {
+  int rows, row_pairs;
+
+  ZB_HOST_DEVICE int along_rows() const { return rows * (row_pairs / 4); }
+  ZB_HOST_DEVICE int along_columns() const { return rows / 4 * (row_pairs % 4); }
+  ZB_HOST_DEVICE int count() const {
+    const int high = rows % 4, wide = row_pairs % 4;
+    const int left = high == 2 && wide == 2 ? 1 : high < wide ? high : wide;
+    return along_rows() + along_columns() + left;
+  }
+  // Filter row and pair of one of a four's lanes; false where there is none.
+  ZB_DEVICE bool find(int four, int lane, int& row, int& pair) const {
+    const int high = rows % 4, wide = row_pairs % 4;
+    row = pair = 0;
+    if (four >= count()) return false;
+    if (four < along_rows()) {
+      row = four / (row_pairs / 4), pair = four % (row_pairs / 4) * 4 + lane;
+      return true;
+    }
+    four -= along_rows(), pair = row_pairs - wide;
+    if (four < along_columns()) {
+      row = four / wide * 4 + lane, pair += four % wide;
+      return true;
+    }
+    four -= along_columns(), row = rows - high;
+    if (high == 2 && wide == 2) {
+      row += lane / 2, pair += lane % 2;
+      return true;
+    }
+    const bool down = wide <= high;
+    row += down ? lane : four, pair += down ? four : lane;
+    return lane < (down ? high : wide);
+  }
+};
+
 ZB_DEVICE void write_pairs(const Geometry& g, const Tile& t, int threads, Pair* pairs,
                            uint32_t* weight_pairs) {
+  const Fours fours{static_cast<int>(g.h.kernel), t.row_pairs};
   const int row_length = static_cast<int>(g.w.kernel * g.Cg);
   for (int j = static_cast<int>(threadIdx.x); j < t.steps * 8; j += threads) {
-    const int r = j / t.row_pairs, e = 2 * (j - r * t.row_pairs);
-    const bool exists = r < g.h.kernel, both = e + 1 < row_length;
+    int r, p;
+    const bool exists = fours.find(j / 4, j % 4, r, p);
+    if (!exists) fours.find(j / 4, 0, r, p);  // another lane's address costs nothing
+    const bool both = 2 * p + 1 < row_length;
     Pair& pair = pairs[j / 8 * 4 + j % 4];
-    pair.offset[j / 4 % 2] = exists ? r * t.patch_pitch + e * 2 : 0;
+    pair.offset[j / 4 % 2] = r * t.patch_pitch + p * 4;
     // What lies beside is another tap's number: 0 times it would be NaN where it is not finite.
     pair.mask[j / 4 % 2] = !exists ? 0 : both ? 0xffffffffu : 0xffffu;
-    weight_pairs[j] = (exists ? raw_tap(g, r, e) : kNoTap) |
-                      (exists && both ? raw_tap(g, r, e + 1) : kNoTap) << 16;
+    weight_pairs[j] =
+        (exists ? raw_tap(g, r, 2 * p) : kNoTap) | (exists && both ? raw_tap(g, r, 2 * p + 1) : kNoTap) << 16;
   }
 }
 
@@ -139,9 +218,11 @@ ZB_DEVICE void load_weights(const Geometry& g, const Tile& t, int threads, const
   int begin = 0;
   if (t.weights_follow && past_alignment(weight) == 0) {
     begin = count & ~7;
+#pragma unroll 1
     for (int i = thread * 8; i < begin; i += threads * 8) cuda::copy_async(raw + i, weight + i, true);
   }
   const int rows = static_cast<int>(g.h.kernel), columns = static_cast<int>(g.w.kernel);
+#pragma unroll 2
   for (int i = begin + thread; i < count; i += threads) {
     const int k = t.by_taps(i), tap = i - k * t.taps, line = tap / columns, c = line / rows;
     raw[i] = weight[k * s.n + c * s.c + (line - c * rows) * s.h + (tap - line * columns) * s.w];
@@ -180,8 +261,10 @@ ZB_DEVICE void load_patch(const Geometry& g, const Tile& t, int threads, const I
                           const uint16_t* __restrict__ x, const Strides& s, unsigned char* patch) {
   constexpr int kEach = 8, kBatch = 4;  // chunks under way at once
   const int64_t top = item.top * g.h.stride - g.h.padding;
-  const int64_t left = (item.left * g.w.stride - g.w.padding) * (t.flat ? g.Cg : 1);
-  const int64_t length = t.flat ? g.w.in * g.Cg : g.w.in, each = t.flat ? 1 : s.w;
+  const int pixel = t.flat ? static_cast<int>(g.Cg) : 1;  // numbers of it in a run
+  const int left = static_cast<int>(item.left * g.w.stride - g.w.padding) * pixel;
+  const int length = static_cast<int>(g.w.in) * pixel;
+  const int64_t each = t.flat ? 1 : s.w;
   const int step = t.runs;  // from one number of a run to the next, in the patch
   const int count = t.patch_rows * t.chunks * t.runs;
   x += item.n * s.n + item.group * g.Cg * s.c;
@@ -199,8 +282,8 @@ ZB_DEVICE void load_patch(const Geometry& g, const Tile& t, int threads, const I
       const uint16_t* const from = x + (exists ? c * s.c + h * s.h : 0);
       const int past = past_alignment(from);
       // Chunks start where 16 divides the address; the first holds number `left`.
-      const int64_t w = ((left + past) & ~int64_t{kEach - 1}) - past + (line - row * t.chunks) * kEach;
-      column[b] = static_cast<int>(w - left);
+      const int w = ((left + past) & ~(kEach - 1)) - past + (line - row * t.chunks) * kEach;
+      column[b] = w - left;
       if (exists && each == 1 && w >= 0 && w + kEach <= length) {
         chunk[b] = cuda::load_vector<Four>(from + w);
       } else {
@@ -208,7 +291,7 @@ ZB_DEVICE void load_patch(const Geometry& g, const Tile& t, int threads, const I
 #pragma unroll
         for (int e = 0; e < kEach; ++e) {
           const bool inside = exists && w + e >= 0 && w + e < length && column[b] + e < t.run_length;
-          if (inside) chunk[b].v[e / 2] |= static_cast<uint32_t>(from[(w + e) * each]) << e % 2 * 16;
+          if (inside) chunk[b].v[e / 2] |= static_cast<uint32_t>(from[int64_t{w + e} * each]) << e % 2 * 16;
         }
       }
     }
@@ -340,15 +423,26 @@ struct Staged {
     if (layout.along_channels) return data + (p * layout.row + q) * layout.channel + k;
     return data + k * layout.channel + k / 8 * layout.eight + p * layout.row + q + shift(k, p);
   }
-  // Channels k and k + 1, k even.
-  ZB_DEVICE void put(int k, int p, int q, uint32_t two) const {
-    const E a = static_cast<E>(two), b = static_cast<E>(two >> 16);
-    E* const to = at(k, p, q);
-    if (layout.along_channels) {
-      cuda::store_vector(to, cuda::Vector<E, 2>{{a, b}});
-    } else {
-      *to = a, *at(k + 1, p, q) = b;
-    }
+};
+
+// Where a thread's pairs of channels of one window go: k, k + 1 (k even), the same eight further, and so on.
+template <class E>
+struct Cursor {
+  static constexpr bool kShifts = Staged<E>::kEach > 8;
+  E *even, *odd;
+  int step;
+  int even_shift, odd_shift;  // what every other step is off, since bytes' runs start anywhere in 16
+
+  ZB_DEVICE Cursor(const Staged<E>& staged, int k, int p, int q)
+      : even(staged.at(k, p, q)), odd(staged.at(k + 1, p, q)), step(8), even_shift(0), odd_shift(0) {
+    if (staged.layout.along_channels) return;
+    step = 8 * staged.layout.channel + staged.layout.eight;
+    even_shift = staged.shift(k + 8, p) - staged.shift(k, p);
+    odd_shift = staged.shift(k + 9, p) - staged.shift(k + 1, p);
+  }
+  ZB_DEVICE void put(int eight, uint32_t two) const {
+    even[eight * step + (kShifts && eight % 2 ? even_shift : 0)] = static_cast<E>(two);
+    odd[eight * step + (kShifts && eight % 2 ? odd_shift : 0)] = static_cast<E>(two >> 16);
   }
 };
 
@@ -403,22 +497,16 @@ ZB_DEVICE uint32_t existing(const Item& item, int p, int q) {
   return bits;
 }
 
-// One window of 2×2 positions of two channels, from the sums' pairs.
+// One window of 2×2 positions of two channels, from the sums' pairs, as far as it exists.
 template <class T>
-ZB_DEVICE Best<T> pool_four(uint32_t (&v)[4], uint32_t exists, float slope, bool wants_winner) {
+ZB_DEVICE Best<T> pool_four(uint32_t (&v)[4], uint32_t first, float slope, bool wants_winner) {
   // At slope 0 the maximum's activation is the activations' maximum, and the winner of a window that is all
   // off doesn't show: one activation for each window is enough.
   if (slope != 0) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) v[j] = activate_two<T>(v[j], slope);
   }
-  uint32_t start = 0;
-  if (exists != 15) {
-    start = exists & 1 ? 0 : exists & 2 ? 1 : exists & 4 ? 2 : 3;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = exists >> j & 1 ? v[j] : kMinusInfinity<T>;
-  }
-  Best<T> best{v[0], start * 0x00010001u};
+  Best<T> best{v[0], first};
   if (wants_winner) {
 #pragma unroll
     for (int j = 1; j < 4; ++j) best.take(v[j], j);
@@ -428,77 +516,71 @@ ZB_DEVICE Best<T> pool_four(uint32_t (&v)[4], uint32_t exists, float slope, bool
   return best;
 }
 
-template <class T>
-ZB_DEVICE uint32_t average_four(const uint32_t (&v)[4], uint32_t exists, float slope, float divisor) {
-  float sums[2] = {0, 0};
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint32_t act = exists >> j & 1 ? activate_two<T>(v[j], slope) : 0;
-    sums[0] += cuda::unpack<T>(act, 0);
-    sums[1] += cuda::unpack<T>(act, 1);
-  }
-  return cuda::pack_two<T>(sums[0] / divisor, sums[1] / divisor);
-}
-
 // Of 32 rows of the product, row 8 · position + i is position (row-major in the 2×2 window) of window i: a
-// thread has windows l/4 and l/4 + 8 of the unit whole.
+// thread has windows l/4 and l/4 + 8 of the unit whole. Positions outside the map are set to -inf.
 template <class T, int EIGHTS>
-ZB_DEVICE void pool_unit(const Geometry& g, const Item& item, const Spot (&spots)[2], float slope,
-                         const Sums<EIGHTS>& sums, const Staged<uint16_t>& values,
-                         const Staged<uint8_t>& codes, bool wants_winner) {
+ZB_DEVICE void pool_unit(const Item& item, const Spot (&spots)[2], float slope, Sums<EIGHTS>& sums,
+                         const Staged<uint16_t>& values, const Staged<uint8_t>& codes, bool wants_winner) {
   const int column = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
   for (int b = 0; b < 2; ++b) {
     const int p = spots[b].row, q = spots[b].column;
     if (p >= item.out_rows || q >= item.out_columns) continue;
     const uint32_t exists = existing(item, p, q);
-    const bool average = g.pool == Pool::kAvg;
-    const float divisor = average ? static_cast<float>(g.divisor(item.p + p, item.q + q)) : 1.f;
+    uint32_t first = 0;
+    if (exists != 15) {
+      first = (exists & 1 ? 0 : exists & 2 ? 1 : exists & 4 ? 2 : 3) * 0x00010001u;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (exists >> j & 1) continue;
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n) {
+          float (&four)[4] = sums[2 * b + j / 2][n];
+          four[j % 2 * 2] = four[j % 2 * 2 + 1] = -INFINITY;
+        }
+      }
+    }
+    const Cursor<uint16_t> value(values, column, p, q);
+    const Cursor<uint8_t> code(codes, column, p, q);
 #pragma unroll
     for (int n = 0; n < EIGHTS; ++n) {
       uint32_t v[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float(&four)[4] = sums[2 * b + j / 2][n];
+        const float (&four)[4] = sums[2 * b + j / 2][n];
         v[j] = cuda::pack_two<T>(four[j % 2 * 2], four[j % 2 * 2 + 1]);
       }
-      const int k = n * 8 + column;
-      if (average) {
-        values.put(k, p, q, average_four<T>(v, exists, slope, divisor));
-        continue;
-      }
-      const Best<T> best = pool_four<T>(v, exists, slope, wants_winner);
-      values.put(k, p, q, slope == 0 ? cuda::most_two<T>(best.value, 0) : best.value);
-      if (wants_winner) codes.put(k, p, q, best.code(slope));
+      const Best<T> best = pool_four<T>(v, first, slope, wants_winner);
+      value.put(n, slope == 0 ? cuda::most_two<T>(best.value, 0) : best.value);
+      if (wants_winner) code.put(n, best.code(slope));
     }
   }
 }
 
 // Activated positions, to the tile's map or, where they are the outputs, to where these are staged.
 template <class T, int EIGHTS>
-ZB_DEVICE void put_unit(const Geometry& g, const Tile& t, const Item& item, int first, const Spot* spots,
+ZB_DEVICE void put_unit(const Geometry& g, const Tile& t, const Item& item, int unit, const Spot* spots,
                         float slope, const Sums<EIGHTS>& sums, const Staged<uint16_t>& values,
-                        unsigned char* map) {
+                        const Staged<uint16_t>& map) {
   const int lane = static_cast<int>(threadIdx.x) % 32, column = lane % 4 * 2;
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int i = first + m * 16 + half * 8 + lane / 4;
-      const Spot spot = spots[i];
-      const bool output = g.pool == Pool::kNone;
-      if (output ? spot.row >= item.out_rows || spot.column >= item.out_columns : i >= t.positions()) {
-        continue;
-      }
+      const int i = unit * kUnitRows + m * 16 + half * 8 + lane / 4;
+      const auto act = [&](int n) {
+        return activate_two<T>(cuda::pack_two<T>(sums[m][n][2 * half], sums[m][n][2 * half + 1]), slope);
+      };
+      if (g.pool == Pool::kNone) {
+        const Spot spot = spots[i];
+        if (spot.row >= item.out_rows || spot.column >= item.out_columns) continue;
+        const Cursor<uint16_t> value(values, column, spot.row, spot.column);
 #pragma unroll
-      for (int n = 0; n < EIGHTS; ++n) {
-        const uint32_t sum = cuda::pack_two<T>(sums[m][n][2 * half], sums[m][n][2 * half + 1]);
-        const uint32_t act = activate_two<T>(sum, slope);
-        if (output) {
-          values.put(n * 8 + column, spot.row, spot.column, act);
-        } else {
-          cuda::store_vector(map + i * t.map_pitch + (n * 8 + column) * 2, act);
-        }
+        for (int n = 0; n < EIGHTS; ++n) value.put(n, act(n));
+      } else if (i < t.positions()) {
+        uint16_t* const to = map.at(column, 0, i);
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n) cuda::store_vector(to + n * 8, act(n));
       }
     }
   }
@@ -512,15 +594,15 @@ struct Eight {
 };
 
 template <class T>
-ZB_DEVICE Eight pool_window(const Geometry& g, const Tile& t, const Item& item, const unsigned char* map,
-                            int p, int q, float slope) {
-  const int wide = static_cast<int>(g.w.window);
+ZB_DEVICE Eight pool_window(const Geometry& g, const Tile& t, const Item& item, const Staged<uint16_t>& map,
+                            int k, int p, int q, float slope, bool wants_winner) {
+  const int high = static_cast<int>(g.h.window), wide = static_cast<int>(g.w.window);
   const int top = p * static_cast<int>(g.h.window_stride), left = q * static_cast<int>(g.w.window_stride);
   const int row_begin = top < item.row_begin ? item.row_begin - top : 0;
-  const int row_end = top + static_cast<int>(g.h.window) > item.row_end ? item.row_end - top
-                                                                        : static_cast<int>(g.h.window);
+  const int row_end = top + high > item.row_end ? item.row_end - top : high;
   const int column_begin = left < item.column_begin ? item.column_begin - left : 0;
   const int column_end = left + wide > item.column_end ? item.column_end - left : wide;
+  const bool average = g.pool == Pool::kAvg;
   Best<T> best[4];
   float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll
@@ -529,46 +611,47 @@ ZB_DEVICE Eight pool_window(const Geometry& g, const Tile& t, const Item& item, 
   }
 #pragma unroll 1
   for (int a = row_begin; a < row_end; ++a) {
+    const uint16_t* from = map.at(k, 0, (top + a) * t.map_columns + left + column_begin);
 #pragma unroll 1
-    for (int b = column_begin; b < column_end; ++b) {
-      const int at = (top + a) * t.map_columns + left + b;
-      const Four v = cuda::load_vector<Four>(map + at * t.map_pitch);
+    for (int b = column_begin; b < column_end; ++b, from += map.layout.channel) {
+      const Four v = cuda::load_vector<Four>(from);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (g.pool == Pool::kAvg) {
+        if (average) {
           sums[2 * i] += cuda::unpack<T>(v.v[i], 0);
           sums[2 * i + 1] += cuda::unpack<T>(v.v[i], 1);
-        } else {
+        } else if (wants_winner) {
           best[i].take(v.v[i], a * wide + b);
+        } else {
+          best[i].value = cuda::most_two<T>(best[i].value, v.v[i]);
         }
       }
     }
   }
   Eight result;
-  const float divisor = g.pool == Pool::kAvg ? static_cast<float>(g.divisor(item.p + p, item.q + q)) : 1.f;
+  const float divisor = average ? static_cast<float>(g.divisor(item.p + p, item.q + q)) : 1.f;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    result.value[i] = g.pool == Pool::kAvg
-                          ? cuda::pack_two<T>(sums[2 * i] / divisor, sums[2 * i + 1] / divisor)
-                          : best[i].value;
+    result.value[i] =
+        average ? cuda::pack_two<T>(sums[2 * i] / divisor, sums[2 * i + 1] / divisor) : best[i].value;
     result.code[i] = best[i].code(slope);
   }
   return result;
 }
 
 template <class T, int EIGHTS>
-ZB_DEVICE void pool_map(const Geometry& g, const Tile& t, const Item& item, const unsigned char* map,
+ZB_DEVICE void pool_map(const Geometry& g, const Tile& t, const Item& item, const Staged<uint16_t>& map,
                         float slope, const Staged<uint16_t>& values, const Staged<uint8_t>& codes,
                         bool wants_winner) {
   for (int i = static_cast<int>(threadIdx.x); i < t.windows() * EIGHTS; i += kThreads<EIGHTS>) {
     const int window = i / EIGHTS, k = i % EIGHTS * 8;
     const int p = t.by_windows(window), q = window - p * t.out_columns;
     if (p >= item.out_rows || q >= item.out_columns || k >= item.channels) continue;
-    const Eight eight = pool_window<T>(g, t, item, map + k * 2, p, q, slope);
+    const Eight eight = pool_window<T>(g, t, item, map, k, p, q, slope, wants_winner);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      values.put(k + 2 * e, p, q, eight.value[e]);
-      if (wants_winner) codes.put(k + 2 * e, p, q, eight.code[e]);
+      Cursor<uint16_t>(values, k + 2 * e, p, q).put(0, eight.value[e]);
+      if (wants_winner) Cursor<uint8_t>(codes, k + 2 * e, p, q).put(0, eight.code[e]);
     }
   }
 }
@@ -595,8 +678,7 @@ __global__ void __launch_bounds__(kThreads<EIGHTS>, 2)
   auto* const pairs = reinterpret_cast<Pair*>(shared);
   auto* const weight_pairs = reinterpret_cast<uint32_t*>(shared + t.weight_pairs);
   auto* const spots = reinterpret_cast<Spot*>(shared + t.spots);
-  unsigned char *const patch = shared + t.patch, *const weights = shared + t.weights,
-                       *const map = shared + t.map;
+  unsigned char *const patch = shared + t.patch, *const weights = shared + t.weights;
   auto* const raw = reinterpret_cast<uint16_t*>(shared + t.raw);
   // In shared memory they take no registers while the sums run.
   ZB_SHARED_ARRAY(Item, shared_item, 1);
@@ -604,6 +686,7 @@ __global__ void __launch_bounds__(kThreads<EIGHTS>, 2)
   ZB_SHARED_ARRAY(Past<uint8_t>, code_past, 1);
   const Item& item = *shared_item;
   const Staged<uint16_t> values{t.y, *value_past, reinterpret_cast<uint16_t*>(shared + t.values)};
+  const Staged<uint16_t> map{t.of_map, *value_past, reinterpret_cast<uint16_t*>(shared + t.map)};
   const Staged<uint8_t> codes{t.code, *code_past, shared + t.codes};
   const float slope = static_cast<float>(g.slope);
   const bool wants_winner = sinks.position_code != nullptr || sinks.winner_sig != nullptr;
@@ -638,19 +721,18 @@ __global__ void __launch_bounds__(kThreads<EIGHTS>, 2)
           bases[i] = two[i / 4].offset + (i / 2 % 2 ? down : 0) + (i % 2 ? beside : 0);
         }
         multiply<T, EIGHTS>(t.steps, patch, bases, pairs, weights, sums);
-        pool_unit<T, EIGHTS>(g, item, two, slope, sums, values, codes, wants_winner);
+        pool_unit<T, EIGHTS>(item, two, slope, sums, values, codes, wants_winner);
       } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i) bases[i] = spots[unit * kUnitRows + i * 8 + lane / 4].offset;
         multiply<T, EIGHTS>(t.steps, patch, bases, pairs, weights, sums);
-        put_unit<T, EIGHTS>(g, t, item, unit * kUnitRows, spots, slope, sums, values, map);
+        put_unit<T, EIGHTS>(g, t, item, unit, spots, slope, sums, values, map);
       }
     }
     __syncthreads();
     if (!REGISTERS && g.pool != Pool::kNone) {
       write_map_bits(g, kBlock, item, sinks, [&](int k, int row, int column) {
-        const auto* const at = map + (row * t.map_columns + column) * t.map_pitch;
-        return cuda::widen(cuda::bits_as<T>(reinterpret_cast<const uint16_t*>(at)[k]));
+        return cuda::widen(cuda::bits_as<T>(*map.at(k, 0, row * t.map_columns + column)));
       });
       pool_map<T, EIGHTS>(g, t, item, map, slope, values, codes, wants_winner);
       __syncthreads();
@@ -661,9 +743,7 @@ __global__ void __launch_bounds__(kThreads<EIGHTS>, 2)
     }
     write_output_bits(
         g, kBlock, item, sinks,
-        [&](int k, int row, int column) {
-          return cuda::widen(cuda::bits_as<T>(*values.at(k, row, column)));
-        },
+        [&](int k, int row, int column) { return cuda::widen(cuda::bits_as<T>(*values.at(k, row, column))); },
         [&](int k, int row, int column) { return *codes.at(k, row, column) - 1; });
     __syncthreads();  // all are done with the memory that the next item fills
   }
@@ -717,13 +797,12 @@ Tile tile_of(const Geometry& g, const Wanted& w, int down, int across) {
   t.units = w.registers ? (t.windows() + windows_each - 1) / windows_each
                         : (t.positions() + kUnitRows - 1) / kUnitRows;
   t.row_pairs = (columns * channels + 1) / 2;
-  t.steps = (rows * t.row_pairs + 7) / 8;
+  t.steps = (Fours{rows, t.row_pairs}.count() + 1) / 2;
   t.patch_rows = (t.map_rows - 1) * stride_h + rows;
   const int patch_columns = (t.map_columns - 1) * stride_w + columns;
-  // A multiple of 32 words and a filter row's pairs: lanes that are a row further then meet the banks that
-  // they would meet if it followed on this one.
-  const int words = patch_columns * channels / 2 + 1;
-  t.patch_pitch = (t.row_pairs % 32 + up_to(words - t.row_pairs % 32, 32)) * 4;
+  // Banks (Fours); with four channels positions are 4 words apart, and rows must be an odd number apart.
+  const int words = patch_columns * channels / 2 + 1, beyond = channels == 4 ? 5 : 8;
+  t.patch_pitch = (beyond + up_to(words < beyond ? 0 : words - beyond, 16)) * 4;
   const int plane = up_to(t.patch_rows * t.patch_pitch, 128);
   t.odd = stride_w * channels % 2 ? plane + 64 : 0;  // half of the banks further
   t.flat = w.flat;
@@ -738,7 +817,7 @@ Tile tile_of(const Geometry& g, const Wanted& w, int down, int across) {
   const bool rows_follow = across == g.w.out;
   t.y = layout_of(t, w.along_channels, rows_follow, 8);
   t.code = layout_of(t, w.along_channels, rows_follow, 16);
-  t.map_pitch = t.channel_count * 2 + 16;
+  t.of_map.along_channels = true, t.of_map.channel = t.channel_count + 8;
 
   const bool pools_map = !w.registers && g.pool != Pool::kNone;
   const int spots = t.units * (w.registers ? windows_each : kUnitRows);
@@ -754,27 +833,29 @@ Tile tile_of(const Geometry& g, const Wanted& w, int down, int across) {
   t.map = t.raw;
   t.values = pools_map ? t.patch : t.raw;
   t.codes = t.values + up_to(t.y.size * 2, 16);
-  const int after = pools_map ? t.positions() * t.map_pitch : staged, raw = t.channel_count * t.taps * 2;
+  const int after = pools_map ? t.positions() * t.of_map.channel * 2 : staged,
+            raw = t.channel_count * t.taps * 2;
   t.bytes = t.raw + up_to(after > raw ? after : raw, 16);
   t.items_h = cuda::pieces(w.high, down), t.items_w = cuda::pieces(w.wide, across);
   t.channel_blocks = cuda::pieces(g.Kg, t.channel_count);
   return t;
 }
 
-// A prediction of how long the call takes with this tile, in clocks of one of an H100's 132 SMs: what its
-// share of the items costs. The addends: products at 0.6 mma a clock; about ten instructions for four sums on
-// their way out, by four at once; a store for each number of the patch; a load for each value in each window,
-// of eight channels; the weights; and what an item waits for.
+// A prediction of how long the call takes with this tile, in clocks of one of an H100's 132 SMs. Of an item:
+// products at 0.6 mma a clock; some 30 instructions for the eight sums that become two results, four at once;
+// a store for each number of the patch; reading the windows of the map; packing the weights. Two blocks share
+// an SM, and what one waits for at first (800 clocks) passes while the other works; one alone works at two
+// thirds of the speed.
 double predicted_clocks(const Geometry& g, const Wanted& w, const Tile& t) {
   constexpr int64_t kSms = 132;
-  const double units = t.units, eights = t.channel_count / 8;
+  const double eights = t.channel_count / 8;
   const double patch = static_cast<double>(t.patch_rows) * t.run_length * t.runs * (t.odd ? 2 : 1);
   const bool pools_map = !w.registers && g.pool != Pool::kNone;
-  const double loads =
-      pools_map ? static_cast<double>(t.windows() * g.h.window * g.w.window) * eights / 8 : 0;
-  const double item = units * t.steps * eights * 4 / 0.6 + units * eights * 40 + patch / 16 + loads * 3 +
-                      t.steps * eights * 8 + 800;
-  return item * static_cast<double>(cuda::pieces(t.items(g), kSms));
+  const double reads =
+      pools_map ? static_cast<double>(t.windows() * g.h.window * g.w.window) * eights * 5 / 32 : 0;
+  const double item = t.units * eights * (t.steps * 4 / 0.6 + 16) + patch / 16 + reads + t.steps * eights * 8;
+  const auto items = static_cast<double>(cuda::pieces(t.items(g), kSms));  // of one SM
+  return items > 1 ? items * item + 400 * items : 1.5 * item + 800;
 }
 
 Tile best_tile(const Geometry& g, const Wanted& w) {
@@ -785,7 +866,7 @@ Tile best_tile(const Geometry& g, const Wanted& w) {
   int64_t last_across = 0;
   for (int64_t i = first_w; i < first_w + 8 || best.units == 0; ++i) {
     const int64_t across = cuda::pieces(w.wide, i);
-    if (across == last_across) break;  // 1, and even that does not fit
+    if (across == last_across) continue;
     last_across = across;
     int64_t last_down = 0;
     for (int64_t j = first_h;; j += j / 4 + 1) {
@@ -810,6 +891,8 @@ const char* can_run(const Call& c) {
   if (c.p.dtype == ScalarType::Float) return "float32";
   if (const char* reason = first_layers_refuse(c)) return reason;
   const Geometry& g = c.g;
+  constexpr int64_t kMost = 1 << 28;  // columns are counted in 32 bits
+  if (g.w.in + 2 * g.w.padding >= kMost) return "an image too large";
   if (g.Kg < 5) return "fewer than 5 output channels in a group";
   if (g.w.kernel > kMostColumns || g.w.stride > kMostColumnStride) {
     return "a kernel of more than 7 columns, or with a column stride above 2";
@@ -843,7 +926,7 @@ void start(const Call& c) {
   const bool map_bits = g.pool != Pool::kNone && wants_map_bits(c);
   Wanted w{};
   w.high = windows_wanted(g.h, map_bits), w.wide = windows_wanted(g.w, map_bits);
-  w.registers = pools_in_registers(c);
+  w.registers = pools_in_registers(c) && g.pool == Pool::kMax;  // averages are rare, and their code long
   w.along_channels = strides_of(c.out.y).c == 1 && g.K > 1 && g.out_size() > 1;
   w.flat = g.Cg > 1 && g.groups == 1 && xs[1] == 1 && is(g.w.in, xs[3], g.Cg);
   w.weights_follow = is(g.Cg, ws[1], g.h.kernel * g.w.kernel) && is(g.h.kernel, ws[2], g.w.kernel) &&
