@@ -55,8 +55,9 @@ def outer_tile_bytes(element: str, _product: str, rows: str) -> int:
 # the tests ask for a row where a kernel touches shared memory and has no static one; where it has both kinds, the
 # binary cannot tell that the row is missing.
 DYNAMIC_SHARED: dict[str, Callable[..., int]] = {
-    "conv_relu_pool::first_layer": lambda *_: 82 * 1024 - 1280,  # kMostShared of first_layer.cu
     # At most; the tiles' sizes say how much.
+    "conv_relu_pool::first_layer": lambda *_: 82 * 1024 - 1280,  # kFirstMostShared of first_layer.h
+    "conv_relu_pool::first_layer_tensor_core": lambda *_: 82 * 1024 - 1280,
     "conv_relu_pool::direct_input": lambda *_: 48 * 1024,
     "conv_relu_pool::direct_weight": lambda *_: 48 * 1024,
     "conv_relu_pool::outer_tiles": outer_tile_bytes,

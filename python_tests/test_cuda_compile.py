@@ -71,6 +71,11 @@ MEANT = [
     Meant(r"conv_relu_pool::first_layer<.+>", r"LDG\.E\.128"),
     Meant(r"conv_relu_pool::first_layer<.+>", r"STG\.E\.128"),
     Meant(r"conv_relu_pool::first_layer<.+>", r"LDS\.128"),
+    # The same, and the product of staged fragments.
+    Meant(r"conv_relu_pool::first_layer_tensor_core<.+>", r"HMMA\.16816\.F32"),
+    Meant(r"conv_relu_pool::first_layer_tensor_core<.+>", r"LDG\.E\.128"),
+    Meant(r"conv_relu_pool::first_layer_tensor_core<.+>", r"STG\.E\.128"),
+    Meant(r"conv_relu_pool::first_layer_tensor_core<.+>", r"LDS\.128"),
     # Chunks by cp.async, and fragments from shared memory to the tensor cores.
     Meant(r"conv_relu_pool::tiles<.*TensorCore.*>", r"HMMA"),
     Meant(r"conv_relu_pool::tiles<.*TensorCore.*>", r"LDSM\.16\.M88\.4"),

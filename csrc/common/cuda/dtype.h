@@ -65,7 +65,7 @@ template <class To, class From>
 ZB_DEVICE To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From), "only between types of one size");
   To to;
-  memcpy(&to, &from, sizeof(To));
+  memcpy(static_cast<void*>(&to), &from, sizeof(To));
   return to;
 }
 

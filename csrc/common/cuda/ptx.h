@@ -28,6 +28,64 @@ ZB_DEVICE void store_vector(void* to, const V& value) {
   *static_cast<V*>(to) = value;
 }
 
+// --- two halves, or two bfloat16s, in one register (the first in the low bits) -------------------------
+
+// Rounded from float.
+template <class T>
+ZB_DEVICE uint32_t pack_two(float first, float second) {
+#ifdef ZB_CUDA_EMULATION
+  return bits_as<uint16_t>(narrow<T>(first)) | static_cast<uint32_t>(bits_as<uint16_t>(narrow<T>(second)))
+                                                   << 16;
+#else
+  if constexpr (std::is_same_v<T, __half>) {
+    return bits_as<uint32_t>(__floats2half2_rn(first, second));
+  } else {
+    return bits_as<uint32_t>(__floats2bfloat162_rn(first, second));
+  }
+#endif
+}
+
+template <class T>
+ZB_DEVICE float unpack(uint32_t two, int which) {
+  return widen(bits_as<T>(static_cast<uint16_t>(two >> 16 * which)));
+}
+
+// a > b, false where one is NaN: 16 ones or 16 zeros each.
+template <class T>
+ZB_DEVICE uint32_t greater_two(uint32_t a, uint32_t b) {
+#ifdef ZB_CUDA_EMULATION
+  return (unpack<T>(a, 0) > unpack<T>(b, 0) ? 0xffffu : 0) |
+         (unpack<T>(a, 1) > unpack<T>(b, 1) ? 0xffff0000u : 0);
+#else
+  using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+  return __hgt2_mask(bits_as<Two>(a), bits_as<Two>(b));
+#endif
+}
+
+// Where `a` is NaN: 16 ones or 16 zeros each.
+template <class T>
+ZB_DEVICE uint32_t nan_two(uint32_t a) {
+#ifdef ZB_CUDA_EMULATION
+  return (unpack<T>(a, 0) != unpack<T>(a, 0) ? 0xffffu : 0) |
+         (unpack<T>(a, 1) != unpack<T>(a, 1) ? 0xffff0000u : 0);
+#else
+  using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+  return __hneu2_mask(bits_as<Two>(a), bits_as<Two>(a));
+#endif
+}
+
+// The larger, NaN where one is NaN.
+template <class T>
+ZB_DEVICE uint32_t most_two(uint32_t a, uint32_t b) {
+#ifdef ZB_CUDA_EMULATION
+  const uint32_t take = greater_two<T>(b, a) | nan_two<T>(b);
+  return (a & ~take) | (b & take);
+#else
+  using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+  return bits_as<uint32_t>(__hmax2_nan(bits_as<Two>(a), bits_as<Two>(b)));
+#endif
+}
+
 // --- asynchronous copies from global to shared memory (sm_80) -----------------------------------------
 
 // 16 bytes, or 16 zeros where not `valid` (then `from` is not read). Both must be aligned to 16.

@@ -23,8 +23,9 @@
 // the borders of two blocks, both compute the positions that they share.
 //
 // Sums run over (channel, row, column) of the kernel in ascending order, as in the general kernel.
+#include "conv_relu_pool/cuda/first_layer.h"
+
 #include "common/cuda/ptx.h"
-#include "conv_relu_pool/cuda/forward.h"
 
 namespace zb::conv_relu_pool {
 namespace {
@@ -34,9 +35,6 @@ constexpr int kLanes = 4;          // and its channels
 constexpr int kMostThreads = 256;  // of a block; with at most 128 registers two blocks fit an SM
 constexpr int kMostQuads = 8;      // of 4 channels, in a block
 constexpr int kWeightPitch = kMostQuads * kLanes + 4;  // of one tap; 4 more: fewer bank conflicts
-constexpr int kMostChannels = 4, kMostRows = 7, kMostRowStride = 2, kMostWindow = 4;
-// Two blocks fit an SM of compute capability 8.0, with what the driver takes and an Item.
-constexpr size_t kMostShared = 164 * 1024 / 2 - 1024 - 256;
 
 using Four = cuda::Vector<float, 4>;
 
@@ -60,52 +58,6 @@ struct Tile {
     return g.N * items_h * items_w * g.groups * channel_blocks;
   }
 };
-
-// One tile of a call: where it lies, and how much of it exists.
-struct Item {
-  int64_t n, group, k;  // image, group, first channel (of all K)
-  int64_t p, q;         // first window
-  int64_t top, left;    // first map position, outside the map where padding is
-  int channels;
-  int out_rows, out_columns;                         // windows that exist
-  int row_begin, row_end, column_begin, column_end;  // map positions of the tile that exist
-
-  ZB_DEVICE void set(const Geometry& g, const Tile& t, int64_t number) {
-    const int64_t block = part(number, t.channel_blocks);
-    group = part(number, g.groups);
-    q = part(number, t.items_w) * t.out_columns;
-    p = part(number, t.items_h) * t.out_rows;
-    n = number;
-    top = g.h.window_start(p);
-    left = g.w.window_start(q);
-    k = group * g.Kg + block * t.channels();
-    channels = least(t.channels(), g.Kg - block * t.channels());
-    out_rows = least(t.out_rows, g.h.out - p);
-    out_columns = least(t.out_columns, g.w.out - q);
-    row_begin = top < 0 ? static_cast<int>(-top) : 0;
-    column_begin = left < 0 ? static_cast<int>(-left) : 0;
-    row_end = least(t.rows(), g.h.map - top);
-    column_end = least(t.columns(), g.w.map - left);
-  }
-
-  // number % by, and number /= by. Most are by 1, and a division takes long while the block waits.
-  ZB_DEVICE static int64_t part(int64_t& number, int64_t by) {
-    if (by == 1) return 0;
-    const int64_t quotient = number / by, rest = number - quotient * by;
-    number = quotient;
-    return rest;
-  }
-  // 0 where nothing is left: tiles that only hold map positions in no window have no output.
-  ZB_DEVICE static int least(int size, int64_t left) {
-    return left < 0 ? 0 : static_cast<int>(left < size ? left : size);
-  }
-};
-
-// How many elements before `p` the last address lies that 16 divides.
-template <class T>
-ZB_DEVICE int past_alignment(const T* p) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(p) % 16 / sizeof(T));
-}
 
 // x, from the tile's first tap on, to [Cg, patch_rows, patch_pitch]: 16 bytes at once where neighbours follow
 // on each other, zeros outside the image.
@@ -289,54 +241,6 @@ ZB_DEVICE void write_outputs(const Geometry& g, const Tile& t, const Item& item,
   }
 }
 
-// A rectangle of bits, alike in each channel of the item: where it starts in the words and how far rows and
-// channels are apart there; where it starts in shared memory and how far they are apart there.
-struct Bits {
-  int rows, columns;
-  int64_t first, row_bits, channel_bits;
-  int from, row_step, channel_step;
-};
-
-// All threads of the block must call.
-template <class F>
-ZB_DEVICE void write_bits(const Tile& t, const Item& item, uint64_t* words, const Bits& b, F&& on) {
-  const int size = b.rows * b.columns, count = item.channels * size;
-  const bool rows_follow = b.columns == b.row_bits;
-  const int length = rows_follow ? size : b.columns;
-  for (int begin = 0; begin < count; begin += t.threads) {
-    const int i = begin + static_cast<int>(threadIdx.x);
-    const bool live = i < count;
-    const int k = live ? i / size : 0, at = live ? i - k * size : 0;
-    const int row = at / b.columns, column = at - row * b.columns;
-    cuda::or_lanes(words, b.first + k * b.channel_bits + row * b.row_bits + column, rows_follow ? at : column,
-                   length, live, live && on(b.from + k * b.channel_step + row * b.row_step + column));
-  }
-}
-
-// The bits of the un-pooled map, from `map` [channel][map_pitch].
-ZB_DEVICE void write_map_bits(const Geometry& g, const Tile& t, const Item& item, const float* map,
-                              const Sinks& sinks) {
-  const float slope = static_cast<float>(g.slope);
-  Bits b{item.row_end - item.row_begin,
-         item.column_end - item.column_begin,
-         (item.top + item.row_begin) * g.w.map + item.left + item.column_begin,
-         g.w.map,
-         g.map_size(),
-         item.row_begin * t.columns() + item.column_begin,
-         t.columns(),
-         t.map_pitch};
-  const int64_t in_plane = b.first;
-  if (sinks.map_sig) {
-    b.first = item.n * sinks.image_bits + item.k * g.map_size() + in_plane;
-    write_bits(t, item, sinks.map_sig, b, [&](int at) { return map[at] > 0; });
-  }
-  if (sinks.map_code) {
-    b.first = (item.n * g.K + item.k) * sinks.plane_bits + in_plane;
-    b.channel_bits = sinks.plane_bits;
-    write_bits(t, item, sinks.map_code, b, [&](int at) { return passes(map[at], slope); });
-  }
-}
-
 template <class T>
 ZB_DEVICE void write(const Geometry& g, const Tile& t, const Item& item, const Staged& out, T* y,
                      const Strides& y_strides, const Sinks& sinks) {
@@ -349,27 +253,10 @@ ZB_DEVICE void write(const Geometry& g, const Tile& t, const Item& item, const S
       return static_cast<uint8_t>(position_code(out.values[at], slope, out.winners[at]));
     });
   }
-  const int64_t in_plane = item.p * g.w.out + item.q;
-  Bits b{item.out_rows, across, 0, g.w.out, g.out_size(), 0, across, t.out_pitch};
-  if (sinks.output_sig) {
-    b.first = item.n * sinks.image_bits + item.k * g.out_size() + in_plane;
-    write_bits(t, item, sinks.output_sig, b, [&](int at) { return out.values[at] > 0; });
-  }
-  if (sinks.map_code && g.pool == Pool::kNone) {
-    b.first = (item.n * g.K + item.k) * sinks.plane_bits + in_plane;
-    b.channel_bits = sinks.plane_bits;
-    write_bits(t, item, sinks.map_code, b, [&](int at) { return passes(out.values[at], slope); });
-  }
-  if (sinks.winner_sig) {
-    for (int i = static_cast<int>(threadIdx.x); i < item.channels * windows; i += t.threads) {
-      const int k = i / windows, window = i - k * windows, row = window / across;
-      const int at = k * t.out_pitch + window;
-      if (!(out.values[at] > 0)) continue;
-      const int64_t unit = (item.k + k) * g.out_size() + in_plane + row * g.w.out + (window - row * across);
-      cuda::or_bits(sinks.winner_sig, item.n * sinks.image_bits + unit * sinks.unit_bits,
-                    static_cast<uint32_t>(1 + out.winners[at]));
-    }
-  }
+  const auto at = [&](int k, int row, int column) { return k * t.out_pitch + row * across + column; };
+  write_output_bits(
+      g, t.threads, item, sinks, [&](int k, int row, int column) { return out.values[at(k, row, column)]; },
+      [&](int k, int row, int column) { return out.winners[at(k, row, column)]; });
 }
 
 // Pools the 2×2 windows of one square. Of a max pool at slope 0 `acts` are not activated yet.
@@ -471,7 +358,9 @@ __global__ void __launch_bounds__(kMostThreads, 2)
     __syncthreads();
 
     if constexpr (POOLING == Pooling::kShared) {
-      write_map_bits(g, t, item, map, sinks);
+      write_map_bits(g, t.threads, item, sinks, [&](int k, int row, int column) {
+        return map[k * t.map_pitch + row * t.columns() + column];
+      });
       const int across = item.out_columns, windows = item.out_rows * across;
       for (int i = thread; i < item.channels * windows; i += t.threads) {
         const int k = i / windows, window = i - k * windows, p = window / across, q = window - p * across;
@@ -499,23 +388,13 @@ __global__ void __launch_bounds__(kMostThreads, 2)
 
 Pooling pooling_of(const Call& c) {
   if (c.p.pool == Pool::kNone) return Pooling::kNone;
-  const auto two = [](const Axis& a) { return a.window == 2 && a.window_stride == 2; };
-  const bool map_bits = c.sinks.map_sig != nullptr || c.sinks.map_code != nullptr;
-  return two(c.g.h) && two(c.g.w) && !map_bits ? Pooling::kRegisters : Pooling::kShared;
+  return pools_in_registers(c) ? Pooling::kRegisters : Pooling::kShared;
 }
 
 // How many windows `squares` in a row hold whole.
 int windows_in(const Axis& a, int squares) {
   const int left = squares * kSide - static_cast<int>(a.window);
   return left < 0 ? 0 : left / static_cast<int>(a.window_stride) + 1;
-}
-
-// Windows that tiles must hold: the outputs, and where map bits are wanted as many more as cover the map.
-int64_t windows_wanted(const Axis& a, bool map_bits) {
-  if (!map_bits) return a.out;
-  const int64_t rest = a.map + a.window_padding - a.window;
-  const int64_t cover = rest <= 0 ? 1 : cuda::pieces(rest, a.window_stride) + 1;
-  return cover > a.out ? cover : a.out;
 }
 
 Tile tile_of(const Geometry& g, int64_t high, int64_t wide, int down, int across, int quads) {
@@ -551,7 +430,7 @@ size_t shared_bytes(const Geometry& g, const Tile& t, Pooling pooling) {
 // about ten for each number loaded into shared memory.
 Tile best_tile(const Call& c, Pooling pooling) {
   const Geometry& g = c.g;
-  const bool map_bits = pooling == Pooling::kShared && (c.sinks.map_sig || c.sinks.map_code);
+  const bool map_bits = pooling == Pooling::kShared && wants_map_bits(c);
   const int64_t high = windows_wanted(g.h, map_bits), wide = windows_wanted(g.w, map_bits);
   const double each = static_cast<double>(g.Cg * g.h.kernel * g.w.kernel * kSide * kSide * kLanes);
   Tile best{};
@@ -565,7 +444,7 @@ Tile best_tile(const Call& c, Pooling pooling) {
       if (windows_in(g.w, across - 1) >= wide || windows_in(g.w, across) == 0) continue;
       int down = most / across;
       while (windows_in(g.h, down) > 0 &&
-             shared_bytes(g, tile_of(g, high, wide, down, across, quads), pooling) > kMostShared) {
+             shared_bytes(g, tile_of(g, high, wide, down, across, quads), pooling) > kFirstMostShared) {
         --down;
       }
       if (windows_in(g.h, down) == 0) continue;
@@ -581,23 +460,12 @@ Tile best_tile(const Call& c, Pooling pooling) {
 }
 
 const char* can_run(const Call& c) {
-  const Geometry& g = c.g;
-  if (c.p.dtype == ScalarType::Double) return "float64";
-  if (g.Cg > kMostChannels) return "more than 4 input channels in a group";
-  const bool known = (g.w.kernel == 3 && (g.w.stride == 1 || g.w.stride == 2)) ||
-                     (g.w.kernel == 5 && g.w.stride == 1) || (g.w.kernel == 7 && g.w.stride == 2);
+  if (const char* reason = first_layers_refuse(c)) return reason;
+  const Axis& w = c.g.w;
+  const bool known = (w.kernel == 3 && (w.stride == 1 || w.stride == 2)) ||
+                     (w.kernel == 5 && w.stride == 1) || (w.kernel == 7 && w.stride == 2);
   if (!known) {
     return "a kernel that is not 3 wide with stride 1 or 2, 5 wide with stride 1, or 7 wide with stride 2";
-  }
-  if (g.h.kernel > kMostRows || g.h.stride > kMostRowStride) {
-    return "a kernel of more than 7 rows, or with a row stride above 2";
-  }
-  if (g.w.dilation != 1 || (g.h.kernel > 1 && g.h.dilation != 1)) return "dilation";
-  const auto small = [](const Axis& a) {
-    return a.window <= kMostWindow && a.window_stride >= 2 && a.window_stride <= a.window;
-  };
-  if (g.pool != Pool::kNone && !(small(g.h) && small(g.w))) {
-    return "a pool window larger than 4 by 4, less than 2 apart or with gaps";
   }
   return nullptr;
 }

@@ -36,7 +36,8 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
   const Geometry g = geometry_of(p);
   const Call call{place, p, g, x, weight, out, sinks};
   note_refusals_from_here();
-  for (const ForwardKernel* kernel : {&kFirstLayer, &kTensorCore, &kFmaTiles, &kGeneral}) {
+  for (const ForwardKernel* kernel :
+       {&kFirstLayerTensorCore, &kFirstLayer, &kTensorCore, &kFmaTiles, &kGeneral}) {
     if (const char* reason = kernel->can_run(call)) {
       note_refusal(kernel->name, reason);
       continue;

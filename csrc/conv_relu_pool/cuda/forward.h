@@ -53,9 +53,10 @@ struct ForwardKernel {
 // Writes the bits of map positions that lie in no window (what floor leaves), where such bits are wanted.
 void write_uncovered(const Call& c);
 
-extern const ForwardKernel kFirstLayer;  // few input channels
-extern const ForwardKernel kTensorCore;  // half precision and TF32
-extern const ForwardKernel kFmaTiles;    // full-precision float32, many channels
-extern const ForwardKernel kGeneral;     // everything
+extern const ForwardKernel kFirstLayerTensorCore;  // few input channels, half precision
+extern const ForwardKernel kFirstLayer;            // few input channels
+extern const ForwardKernel kTensorCore;            // half precision and TF32
+extern const ForwardKernel kFmaTiles;              // full-precision float32, many channels
+extern const ForwardKernel kGeneral;               // everything
 
 }  // namespace zb::conv_relu_pool
