@@ -1,8 +1,8 @@
-"""Ahead-of-time compilation of what an op call would launch, for a named NVIDIA GPU, on a machine with none.
+"""Ahead-of-time compilation of what an op call would launch, for a named GPU, on a machine with none.
 
-    with recording() as launches:
+    with assuming(SM_90), recording() as launches:
         conv_relu_pool.forward(x, weight, ...)  # tensors of any device, `meta` included
-    code = compile_launch(launches[0], capability=90)
+    code = compile_launch(launches[0], SM_90)
     code.registers, code.local_bytes, code.instructions("wgmma")
 
 TRITON_INTERPRET must not have been set when the kernels were imported.
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from zbkernels.triton.launch import INT32_MAX, Launch, interpreted
+from zbkernels.triton.target import Target
 
 _POINTEE = {
     torch.float32: "fp32",
@@ -37,30 +38,30 @@ _POINTEE = {
 class Code:
     """One kernel compiled for one GPU.
 
-    registers: per thread. local_bytes: stack and spill bytes per thread, 0 where nothing is spilled.
-    shared_bytes: per block.
+    assembly: PTX, or AMD's. registers: per thread. local_bytes: stack and spill bytes per thread (AMD: scratch),
+    0 where nothing is spilled. shared_bytes: per block.
     """
 
     name: str
-    capability: int
-    ptx: str
-    cubin: bytes
+    target: Target
+    assembly: str
+    binary: bytes
     registers: int
     local_bytes: int
     shared_bytes: int
 
     @functools.cached_property
-    def sass(self) -> str:
-        """The machine code, disassembled."""
-        return _tool("nvdisasm", self.cubin, "-c")
+    def machine_code(self) -> str:
+        """The machine code, disassembled: SASS. AMD's assembly is that already."""
+        return self.assembly if self.target.amd else _tool("nvdisasm", self.binary, "-c")
 
     def instructions(self, pattern: str) -> int:
-        """How many PTX lines hold an instruction that the regular expression matches."""
-        return sum(1 for line in self.ptx.splitlines() if re.search(pattern, line))
+        """How many lines of the assembly hold an instruction that the regular expression matches."""
+        return sum(1 for line in self.assembly.splitlines() if re.search(pattern, line))
 
     def machine_instructions(self, pattern: str) -> int:
-        """The same of the machine code (SASS)."""
-        return sum(1 for line in self.sass.splitlines() if re.search(pattern, line))
+        """The same of the machine code."""
+        return sum(1 for line in self.machine_code.splitlines() if re.search(pattern, line))
 
 
 Attributes = dict[tuple[int, ...], list[list[Any]]]
@@ -95,8 +96,8 @@ def specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], Attribut
     return signature, constants, attributes
 
 
-def compile_launch(launch: Launch, capability: int) -> Code:
-    """Compiles a recorded launch for compute capability 80, 90, ...
+def compile_launch(launch: Launch, target: Target) -> Code:
+    """Compiles a recorded launch.
 
     Raises RuntimeError where Triton's interpreter is on: its kernels can't be compiled.
     """
@@ -108,18 +109,31 @@ def compile_launch(launch: Launch, capability: int) -> Code:
 
     signature, constants, attributes = specialise(launch)
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
-    cubin = compiled.asm["cubin"]
-    registers, local_bytes = resource_usage(cubin)
+    gpu = GPUTarget("hip", target.arch, 64) if target.amd else GPUTarget("cuda", int(target.arch), 32)
+    compiled = triton.compile(source, target=gpu, options=launch.options)
+    assembly, binary = (
+        compiled.asm[form] for form in (("amdgcn", "hsaco") if target.amd else ("ptx", "cubin"))
+    )
+    registers, local_bytes = amd_resource_usage(assembly) if target.amd else resource_usage(binary)
     return Code(
         name=launch.kernel.__name__,
-        capability=capability,
-        ptx=compiled.asm["ptx"],
-        cubin=cubin,
+        target=target,
+        assembly=assembly,
+        binary=binary,
         registers=registers,
         local_bytes=local_bytes,
         shared_bytes=compiled.metadata.shared,
     )
+
+
+def amd_resource_usage(assembly: str) -> tuple[int, int]:
+    """Vector registers and scratch bytes per thread, from the comments after the kernel's code."""
+    registers, scratch = (
+        re.search(rf"; {name}: (\d+)", assembly) for name in ("TotalNumVgprs", "ScratchSize")
+    )
+    if registers is None or scratch is None:
+        raise RuntimeError("compile_launch: the assembly does not tell registers and scratch")
+    return int(registers.group(1)), int(scratch.group(1))
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int]:

@@ -1,13 +1,15 @@
 """conv_relu_pool2d in Triton, forward with position codes and signatures, and backward.
 
-Where every window's positions are needed only for their maximum or their sum, one kernel does it all and no un-pooled
-map exists. Two cases need a bit of every un-pooled unit, of those in several windows and in none too: the signature
-of units="relu", and the saved bits of average pooling. There one kernel writes the activation map with its bits and a
-second one pools that map, so that a bit is always that of the very value that was pooled.
+Two kernels: `conv_tiles` for 16 channels or more in and out of a group and 2x2 windows side by side (or
+none), and the general one here for everything. Where every window's positions are needed only for their
+maximum or their sum, either does it all in one pass and no un-pooled map exists. Two cases need a bit of
+every un-pooled unit: the signature of units="relu", and the saved bits of average pooling. The tiles pack
+those too, since there each unit lies in one window. Elsewhere one launch writes the activation map with its
+bits and a second one pools that map, so that a bit is always that of the very value that was pooled.
 
-Backward: a kernel expands the pooled gradient through pool and activation (each position gathers from the windows it
-lies in: one order, no atomics), and the two adjoints of the convolution are torch's own convolution_backward, with
-cuDNN held to deterministic algorithms.
+Backward: a kernel expands the pooled gradient through pool and activation (each position gathers from the
+windows it lies in: one order, no atomics), and the two adjoints of the convolution are torch's own
+convolution_backward, with cuDNN held to deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from collections.abc import Iterator
 
 import torch
 
+from zbkernels.ops import _tf32
 from zbkernels.ops._geometry import Geometry, Pair, memory_format, plain_weight
-from zbkernels.triton import nap_pack
+from zbkernels.triton import conv_tiles, nap_pack
+from zbkernels.triton.config import Config, choose
 from zbkernels.triton.launch import INT32_MAX, cannot_run, ceil_div, power_of_two, start, wrong_dtype
+from zbkernels.triton.signature import join_planes, winner_signature
 
 
 def can_run(
@@ -43,8 +48,8 @@ def can_run(
 ) -> str | None:
     """None if `forward` and `backward` can run on these arguments, else the reason.
 
-    Sizes in memory are 64-bit throughout; coordinates within one image are 32-bit, so one padded side of an image,
-    one filter and one pooling window are limited to 2**31 - 1 elements.
+    Sizes in memory are 64-bit throughout; coordinates within one image are 32-bit, so one padded side of an
+    image, one filter and one pooling window are limited to 2**31 - 1 elements.
     """
     op = "conv_relu_pool2d"
     reason = cannot_run(op, x, weight) or wrong_dtype(op, x)
@@ -84,12 +89,14 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """pool(act(conv2d(x, weight))) with what the backward needs and the sign pattern.
 
-    x: [N, C, H, W] or [C, H, W], weight: [K, C/groups, R, S], one dtype of float32, float64, float16, bfloat16, any
-    strides. Products are accumulated in float32 (float64 for float64; never TF32) and rounded to the dtype before the
-    activation.
+    x: [N, C, H, W] or [C, H, W], weight: [K, C/groups, R, S], one dtype of float32, float64, float16,
+    bfloat16, any strides. Products are accumulated in float32 (float64 for float64) and rounded to the dtype
+    before the activation; those of float32 are TF32 only in `conv_tiles`, where torch's switch for
+    convolutions allows it and no signature is asked for.
     Returns
       y: [N, K, P, Q], channels_last where x is and not contiguous as well;
-      code: with need_code, for max pooling uint8 (int32 for a window whose codes pass 255) of y's shape and strides;
+      code: with need_code, for max pooling uint8 (int32 for a window whose codes pass 255) of y's shape and
+      strides;
         for "avg" and "none" int64 [N, K, ceil(H1*W1/64)], bit = the activation's gradient factor is 1;
       sig: with units of "relu", "output" or "winner" int64 [N, ceil(F/64)].
     What isn't asked for is an empty tensor [0]. An unbatched x gives results without N.
@@ -111,21 +118,25 @@ def forward(
     batched = x.dim() == 4
     images = x if batched else x.unsqueeze(0)
     layout = memory_format(x)
-    if (pool == "avg" and need_code) or (pool != "none" and units == "relu"):
+    tf32 = x.dtype == torch.float32 and not units and _tf32.allowed("conv")
+    map_size = g.map_size(x, weight)
+    tiled = conv_tiles.can_run(images, weight, g) is None
+    of_map = (pool == "avg" and need_code) or (pool != "none" and units == "relu")
+    if of_map and not (tiled and conv_tiles.packs_map(g, *map_size)):
         whole = g._replace(pool="none", pool_kernel=(1, 1), pool_stride=(1, 1), pool_padding=(0, 0))
         need_factor = need_code and pool == "avg"
-        act, factor, sig = _fused(images, weight, whole, layout, need_factor, units == "relu")
+        act, factor, sig = _fused(
+            images, weight, whole, layout, need_factor, "relu" if units == "relu" else "", tf32
+        )
         y, code = _pool_map(act, g, layout, need_code and pool == "max")
         if need_factor:
             code = factor
         if units == "output":
             sig = nap_pack.forward(y)
     else:
-        y, code, sig = _fused(
-            images, weight, g, layout, need_code or units == "winner", units in ("relu", "output")
-        )
+        y, code, sig = _fused(images, weight, g, layout, need_code or units == "winner", units, tf32)
     if units == "winner":
-        sig = _winner_signature(y, code, g)
+        sig = winner_signature(y, code, g)
     if not need_code:
         code = torch.empty(0, dtype=torch.uint8, device=x.device)
     if not units:
@@ -141,12 +152,32 @@ def _fused(
     g: Geometry,
     layout: torch.memory_format,
     need_code: bool,
-    need_sig: bool,
+    units: str,
+    tf32: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One launch of the fused kernel: y, the code (max) or factor bits (none), and the signature of y.
+    """One launch of a fused kernel: y, the code, and the signature of units "relu" or "output".
 
     What isn't needed comes back as y itself, which stands in for it as the kernel's argument.
     """
+    need_sig = units in ("relu", "output")
+    if conv_tiles.can_run(x, weight, g) is None:
+        map_sig = units == "relu" and g.pool != "none"
+        output_sig = need_sig and not map_sig
+        return conv_tiles.forward(
+            x, weight, g, layout, need_code=need_code, map_sig=map_sig, output_sig=output_sig, tf32=tf32
+        )
+    return _general(x, weight, g, layout, need_code, need_sig)
+
+
+def _general(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    g: Geometry,
+    layout: torch.memory_format,
+    need_code: bool,
+    need_sig: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The general kernel, where no bit of a map that is pooled is asked for."""
     from zbkernels.triton.kernels import conv
 
     (N, _, H, W), (K, group_in, R, S) = x.shape, weight.shape
@@ -158,8 +189,8 @@ def _fused(
     code = y
     if need_code and g.pool == "max":
         code = torch.empty((N, K, P, Q), dtype=g.code_dtype(), device=x.device, memory_format=layout)
-    # Bits are packed along a plane, its rows padded to whole words. A map much smaller than a word would leave the
-    # tile nearly empty; its bits are packed from y instead.
+    # Bits are packed along a plane, its rows padded to whole words. A map much smaller than a word would
+    # leave the tile nearly empty; its bits are packed from y instead.
     in_kernel = plane_words * 64 <= 2 * pooled
     pack_factor = need_code and g.pool == "none" and in_kernel
     pack_units = need_sig and in_kernel
@@ -173,8 +204,8 @@ def _fused(
     group_out = K // g.groups
     use_dot = x.dtype != torch.float64 and group_out >= 16
     rows = N * rows_per_image
-    block_m = 64 if pack_units or pack_factor else power_of_two(rows, 16, 64)
-    block_n = power_of_two(group_out, 16, 64) if use_dot else power_of_two(K, 1, 16)
+    config = _general_config(x, rows, K, g, use_dot, pack_units or pack_factor)
+    block_m, block_n = config.constants["BLOCK_M"], config.constants["BLOCK_N"]
     column_blocks = g.groups * ceil_div(group_out, block_n) if use_dot else ceil_div(K, block_n)
     if y.numel() > 0:
         start(
@@ -215,11 +246,9 @@ def _fused(
             UNIT_BITS=pack_units,
             FACTOR_BITS=pack_factor,
             USE_DOT=use_dot,
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
-            BLOCK_E=16 if x.dtype == torch.float32 else 32,
-            num_warps=8 if block_m * block_n > 2048 else 4,  # accumulator, best and winner are registers
-            num_stages=2,
+            **config.constants,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
         )
     if need_code and g.pool == "none":
         if not pack_factor:  # [planes, units]; a copy of a small map where y is channels_last
@@ -227,64 +256,49 @@ def _fused(
         code = factor.view(N, K, plane_words)
     sig = y
     if need_sig:
-        sig = _join_planes(planes, K * pooled, pooled) if pack_units else nap_pack.forward(y)
+        sig = join_planes(planes, K * pooled, pooled) if pack_units else nap_pack.forward(y)
     return y, code, sig
 
 
-def _join_planes(planes: torch.Tensor, units: int, plane_units: int) -> torch.Tensor:
-    """int64 [N, K, words per plane] -> int64 [N, ceil(units/64)], the planes one after another."""
-    from zbkernels.triton.kernels import bits
+def _general_config(x: torch.Tensor, rows: int, K: int, g: Geometry, use_dot: bool, packs: bool) -> Config:
+    """The general kernel's blocks: pooled outputs × channels × elements of a filter at once.
 
-    N, K, plane_words = planes.shape
-    if plane_units % 64 == 0:
-        return planes.view(N, K * plane_words)
-    sig = torch.empty((N, ceil_div(units, 64)), dtype=torch.int64, device=planes.device)
-    halves = 2 * sig.shape[1]
-    block = 32
-    if sig.numel() > 0:
-        start(
-            bits.planes_to_signature_kernel,
-            ceil_div(N * halves, block),
-            planes.view(torch.int32),
-            sig.view(torch.int32),
-            N,
-            units,
-            halves,
-            plane_units,
-            2 * plane_words,
-            2 * K * plane_words,
-            BLOCK=block,
-        )
-    return sig
+    Accumulator, best value and winner are registers, which keeps blocks small. With packs they are whole
+    words long.
+    """
+    group_in, group_out = x.shape[1] // g.groups, K // g.groups
+    step = 16 if x.dtype == torch.float32 else 32
+    # The short sum of a thin layer has nothing to overlap, and its gathered addresses take the registers.
+    stages = 1 if group_in < 16 else 2
 
+    def dot_blocks() -> list[Config]:
+        n = power_of_two(group_out, 16, 64)
+        heights = (64,) if packs else (power_of_two(rows, 16, 64), 32)
+        return [
+            Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_E": step}, 8 if m * n > 1024 else 4, stages)
+            for m in heights
+        ]
 
-def _winner_signature(y: torch.Tensor, code: torch.Tensor, g: Geometry) -> torch.Tensor:
-    """The winners' codes of max pooling at slope 0 as one string of bits: int64 [N, ceil(K*P*Q*b/64)]."""
-    from zbkernels.triton.kernels import bits
+    def plain_blocks() -> list[Config]:
+        """Threads go along channels first: many of them where those are dense in memory, or share what is
+        loaded."""
+        along_channels = memory_format(x) == torch.channels_last
+        widths = (16,) if packs else (64, 16) if along_channels else (16, 4) if group_out >= 16 else (4, 16)
+        return [
+            Config(
+                {
+                    "BLOCK_M": power_of_two(rows, 16, 1024 // n) if not packs else 64,
+                    "BLOCK_N": n,
+                    "BLOCK_E": step,
+                }
+            )
+            for n in (power_of_two(K, 1, width) for width in widths)
+        ]
 
-    N, K, P, Q = y.shape
-    width = g.unit_bits("winner")
-    total = K * P * Q * width
-    sig = torch.empty((N, ceil_div(total, 64)), dtype=torch.int64, device=y.device)
-    halves = 2 * sig.shape[1]
-    block = 32
-    if sig.numel() > 0:
-        start(
-            bits.winner_kernel,
-            ceil_div(N * halves, block),
-            y,
-            code,
-            sig.view(torch.int32),
-            N,
-            P,
-            Q,
-            total,
-            halves,
-            *y.stride(),
-            BITS=width,
-            BLOCK=block,
-        )
-    return sig
+    shape_class = f"general K{group_out} C{group_in} g{g.groups} M2^{rows.bit_length()} {g.pool}"
+    if packs:
+        shape_class += " bits"
+    return choose("conv_relu_pool2d", x.device, x.dtype, shape_class, dot_blocks if use_dot else plain_blocks)
 
 
 def _pool_map(
@@ -359,9 +373,9 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of x and weight from that of y and the code of `forward`.
 
-    grad has y's shape, any strides (0 included). Each result has the shape of its tensor and is channels_last where
-    that one is and not contiguous as well; one that isn't needed is an empty [0]. Deterministic.
-    The expansion of grad to the un-pooled map is Triton's; the adjoints of the convolution are torch's
+    grad has y's shape, any strides (0 included). Each result has the shape of its tensor and is channels_last
+    where that one is and not contiguous as well; one that isn't needed is an empty [0]. Deterministic. The
+    expansion of grad to the un-pooled map is Triton's; the adjoints of the convolution are torch's
     convolution_backward, which follows torch's switches for TF32.
     """
     g = Geometry.of(
@@ -456,8 +470,8 @@ _cudnn_lock = threading.Lock()
 
 @contextlib.contextmanager
 def _deterministic_cudnn() -> Iterator[None]:
-    """Keeps cuDNN to algorithms without atomics. Its switch is one for the process, hence the lock: two backward
-    passes in two threads must not restore each other's setting."""
+    """Keeps cuDNN to algorithms without atomics. Its switch is one for the process, hence the lock: two
+    backward passes in two threads must not restore each other's setting."""
     with _cudnn_lock:
         before = torch.backends.cudnn.deterministic
         torch.backends.cudnn.deterministic = True

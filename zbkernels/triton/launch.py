@@ -135,13 +135,6 @@ def recording() -> Iterator[list[Launch]]:
         _sink = previous
 
 
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; of an H100 where the device is none, so that a launch can be looked at anywhere."""
-    if device.type != "cuda":
-        return 132
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)

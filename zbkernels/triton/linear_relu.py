@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
+from zbkernels.ops import _tf32
+from zbkernels.triton.config import Config, choose
 from zbkernels.triton.launch import INT32_MAX, cannot_run, ceil_div, power_of_two, start, wrong_dtype
+from zbkernels.triton.target import target_of
+from zbkernels.triton.tiles import Product, candidates, product_kind
 
 
 def can_run(
@@ -26,7 +31,8 @@ def forward(
 
     x: [..., in], weight: [out, in], one dtype of float32, float64, float16, bfloat16, any strides. The product is
     accumulated in float32 (float64 for float64), rounded to the dtype, then activated: ReLU at slope 0, else
-    leaky ReLU. Products of float32 are full ones, never TF32; float64 uses plain multiply-adds.
+    leaky ReLU. Products of float32 are TF32 only where torch's switch for matrix products allows it and no signature
+    is asked for; float64 uses plain multiply-adds.
     Returns y [..., out] and, with need_sig, sig int64 [..., ceil(out/64)], bit = y > 0; else an empty int64 [0].
     """
     from zbkernels.triton.kernels import linear
@@ -40,12 +46,12 @@ def forward(
     if y.numel() == 0:
         return y, sig
     flat = x.reshape(rows, inputs)  # a view wherever the leading dimensions have one common stride
-    use_dot = x.dtype != torch.float64
-    block_m = power_of_two(rows, 16, 64)
-    block_n = power_of_two(outputs, 64 if need_sig else 16, 64)
+    tf32 = x.dtype == torch.float32 and not need_sig and _tf32.allowed("matmul")
+    config = _config(flat, outputs, need_sig, tf32)
+    block = config.constants
     start(
         linear.linear_act_kernel,
-        ceil_div(rows, block_m) * ceil_div(outputs, block_n),
+        ceil_div(rows, block["BLOCK_M"]) * ceil_div(outputs, block["BLOCK_N"]),
         flat,
         weight,
         y,
@@ -54,15 +60,58 @@ def forward(
         outputs,
         inputs,
         2 * ceil_div(outputs, 64),
-        *flat.stride(),
-        *weight.stride(),
+        *_strides(flat),
+        *_strides(weight),
         SLOPE=float(negative_slope),
         WANT_BITS=need_sig,
-        USE_DOT=use_dot,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_I=16 if x.dtype == torch.float32 else 64,
-        num_warps=4,
-        num_stages=3,
+        USE_DOT=x.dtype != torch.float64,
+        CHUNKS=_in_chunks(flat) and _in_chunks(weight),
+        EVEN=inputs % block["BLOCK_C"] == 0,
+        WIDE=(inputs + block["BLOCK_C"]) * max(flat.stride(1), weight.stride(1)) > INT32_MAX,
+        TF32=tf32,
+        GROUP_M=8,
+        **block,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )
     return y, sig
+
+
+def _in_chunks(t: torch.Tensor) -> bool:
+    """Whether the rows of t are dense, whole 16-byte chunks long, and begin at multiples of 16 bytes."""
+    unit = 16 // t.element_size()
+    row, column = _strides(t)
+    return column == 1 and t.shape[1] % unit == 0 and row % unit == 0 and t.data_ptr() % 16 == 0
+
+
+def _strides(t: torch.Tensor) -> tuple[int, int]:
+    """A single row's distance to the next may be anything: 0 keeps also the addresses aligned that are not read."""
+    return (t.stride(0) if t.shape[0] > 1 else 0), t.stride(1)
+
+
+def _config(x: torch.Tensor, outputs: int, need_sig: bool, tf32: bool) -> Config:
+    """The tiles of one call. Speed depends on the sizes, the rows' only up to a factor of two."""
+    rows, inputs = x.shape
+    if x.dtype == torch.float64:
+        block_n = power_of_two(outputs, 64 if need_sig else 16, 64)
+        return Config({"BLOCK_M": power_of_two(rows, 16, 64), "BLOCK_N": block_n, "BLOCK_C": 16}, 4, 2)
+    target = target_of(x.device)
+    kind = product_kind(target, x.dtype, tf32)
+    product = Product(rows, outputs, inputs)
+
+    def all_candidates() -> Sequence[Config]:
+        # A word of the signature has one writer. Below 64 rows wgmma and tcgen05 give way to mma.sync, whose sums
+        # may round otherwise: a pattern must not change with the batch.
+        least_columns, least_rows = (64, 64) if need_sig else (16, 1)
+        return candidates(
+            target,
+            kind,
+            x.element_size(),
+            product,
+            least_rows=least_rows,
+            least_columns=least_columns,
+            few_rows=True,
+        )
+
+    shape_class = f"{kind} O{outputs} I{inputs} M2^{rows.bit_length()}{' bits' if need_sig else ''}"
+    return choose("linear_relu", x.device, x.dtype, shape_class, all_candidates)

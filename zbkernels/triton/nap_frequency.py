@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from zbkernels.triton.config import Config, choose
-from zbkernels.triton.launch import cannot_run, ceil_div, power_of_two, processors, start, wrong_dtype
+from zbkernels.triton.launch import cannot_run, ceil_div, power_of_two, start, wrong_dtype
 from zbkernels.triton.nap_hamming import in_pairs
+from zbkernels.triton.target import target_of
 
 _PROGRAMS_A_PROCESSOR = 4
 _FOURS = 255  # rows go four at a time, and a program counts fours in bytes
@@ -35,7 +36,7 @@ def forward(sig: torch.Tensor, F: int) -> torch.Tensor:
     step = 4 * config.constants["BLOCK_ROWS"]
     blocks = ceil_div(W, config.constants["BLOCK_WORDS"])
     # Enough parts for several programs a processor, and none of more rows than the bytes can count.
-    wanted = ceil_div(_PROGRAMS_A_PROCESSOR * processors(sig.device), blocks)
+    wanted = ceil_div(_PROGRAMS_A_PROCESSOR * target_of(sig.device).processors, blocks)
     part_rows = step * min(max(ceil_div(N, wanted * step), 1), _FOURS)
     parts = ceil_div(N, part_rows)
     counts = torch.empty((parts, W * 64), dtype=torch.int32, device=sig.device)

@@ -13,7 +13,8 @@ import torch
 
 from zbkernels.triton import nap_hamming
 from zbkernels.triton.config import Config, choose
-from zbkernels.triton.launch import cannot_run, ceil_div, power_of_two, processors, start, wrong_dtype
+from zbkernels.triton.launch import cannot_run, ceil_div, power_of_two, start, wrong_dtype
+from zbkernels.triton.target import target_of
 
 _REGISTERS_K = 128
 _NARROW_BITS = (
@@ -59,7 +60,7 @@ def _best_of_splits(q: torch.Tensor, db: torch.Tensor, k: int, index_bits: int) 
     config = choose("nap_topk", q.device, q.dtype, shape_class, lambda: candidates(N, wide))
     block_m = config.constants["BLOCK_M"]
     query_blocks = ceil_div(N, config.constants["BLOCK_N"])
-    wanted = ceil_div(_PROGRAMS_A_PROCESSOR * processors(q.device), query_blocks)
+    wanted = ceil_div(_PROGRAMS_A_PROCESSOR * target_of(q.device).processors, query_blocks)
     split_rows = block_m * max(ceil_div(M, wanted * block_m), _LEAST_TILES)
     split_rows = min(split_rows, 2**32 if wide else 2 ** (31 - distance_bits))
     splits = ceil_div(M, split_rows)

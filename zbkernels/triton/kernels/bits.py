@@ -159,6 +159,35 @@ def planes_to_signature_kernel(
 
 
 @triton.jit
+def windows_to_map_kernel(
+    sections,  # int32 halves [rows, planes, 4 positions, section_halves]: bits by 2×2 window
+    words,  # int32 view of the map's bits, [rows, halves] contiguous
+    rows,
+    units,  # planes * plane_units
+    halves,
+    plane_units,  # of a map of width W1
+    W1,
+    grid_w,  # windows in a row
+    section_halves,
+    planes,
+    BLOCK: tl.constexpr,
+):
+    """Bit (h, w) of a map's plane is that of position (h % 2, w % 2) in window (h // 2, w // 2)."""
+    half = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # over all rows
+    row = half // halves
+    lane = tl.arange(0, 32)
+    unit = (half % halves)[:, None] * 32 + lane[None, :]
+    live = (row < rows)[:, None] & (unit < units)
+    h = unit % plane_units // W1
+    w = unit % plane_units % W1
+    window = h // 2 * grid_w + w // 2
+    section = (row[:, None] * planes + unit // plane_units) * 4 + h % 2 * 2 + w % 2
+    value = tl.load(sections + section * section_halves + window // 32, mask=live, other=0)
+    bit = (value >> (window % 32).to(tl.int32)) & 1
+    tl.store(words + half, tl.sum(bit << lane[None, :], axis=1), mask=row < rows)
+
+
+@triton.jit
 def winner_kernel(
     y,  # [N, K, P, Q], any strides: the pooled values
     code,  # the same strides: 0, or 1 + position of the winner
