@@ -23,6 +23,12 @@ assert _loader.load_emulated().loaded
 CONV = torch.ops.zb_emulated._conv_relu_pool2d_forward
 DTYPES = (torch.float16, torch.bfloat16)
 KERNEL = "first layer tensor core"
+# ThreadSanitizer is slow, and the same code runs for both.
+each_dtype = pytest.mark.parametrize(
+    "dtype",
+    DTYPES[:1] if SANITIZER == "tsan" else DTYPES,
+    ids=lambda dtype: str(dtype).removeprefix("torch."),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +97,9 @@ POOLS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_edge(layer: str, pool: str) -> None:
     number = list(LAYERS).index(layer) + list(POOLS).index(pool)
-    if SANITIZER == "tsan" and number % 4:
-        pytest.skip("a quarter of the cases under ThreadSanitizer")
-    dtype = DTYPES[number // 4 % 2]
+    if SANITIZER == "tsan" and number % 5:
+        pytest.skip("a fifth of the cases under ThreadSanitizer")
+    dtype = DTYPES[number // 5 % 2]
     image, (k, r, s), conv = LAYERS[layer]
     x = whole(*image, dtype=dtype)
     weight = whole(k, image[1] // conv.get("groups", 1), r, s, dtype=dtype, seed=1, most=1)
@@ -104,7 +110,7 @@ def test_every_edge(layer: str, pool: str) -> None:
         check(x.to(memory_format=format), weight, units, **conv, **POOLS[pool])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=("f16", "bf16"))
+@each_dtype
 @pytest.mark.parametrize("channels", (1, 2, 3, 4))
 @pytest.mark.parametrize("stride", (1, 2))
 def test_channels_and_strides(channels: int, stride: int, dtype: torch.dtype) -> None:
@@ -115,7 +121,7 @@ def test_channels_and_strides(channels: int, stride: int, dtype: torch.dtype) ->
             check(x.to(memory_format=format), weight, ("",), stride=stride, padding=1, **pool)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=("f16", "bf16"))
+@each_dtype
 def test_any_strides(dtype: torch.dtype) -> None:
     weight = whole(12, 3, 3, 3, dtype=dtype, seed=1, most=1)
     wide = whole(2, 3, 9, 40, dtype=dtype)
@@ -129,18 +135,18 @@ def test_any_strides(dtype: torch.dtype) -> None:
         whole(3, 16, 16, dtype=dtype),
         whole(2, 5, 8, 8, dtype=dtype).to(memory_format=torch.channels_last)[:, 1:4],
     ):
-        for of_weight in (
-            weight,
-            weight.to(memory_format=torch.channels_last),
-            weight.flip(2).contiguous().transpose(2, 3),
-            whole(12 * 27 + 1, dtype=dtype, most=1)[1:].view(12, 3, 3, 3),
-            whole(1, 3, 3, 3, dtype=dtype, most=1).expand(12, 3, 3, 3),
-        ):
-            check(x, of_weight, ("",), padding=1)
-        check(x, weight, ("", "relu"), padding=1, **POOL_3_2)
+        check(x, weight, ("",), padding=1)
+        check(x, weight, ("relu",), padding=1, **POOL_3_2)
+    for of_weight in (
+        weight.to(memory_format=torch.channels_last),
+        weight.flip(2).contiguous().transpose(2, 3),
+        whole(12 * 27 + 1, dtype=dtype, most=1)[1:].view(12, 3, 3, 3),
+        whole(1, 3, 3, 3, dtype=dtype, most=1).expand(12, 3, 3, 3),
+    ):
+        check(wide, of_weight, ("",), padding=1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=("f16", "bf16"))
+@each_dtype
 @pytest.mark.parametrize(
     "pool", ({}, POOL_3_2, {"pool": "none"}, {"negative_slope": 0.5}, {"pool": "avg"}), ids=str
 )
@@ -152,10 +158,10 @@ def test_nan_and_infinity_spread_no_further_than_their_filters(
         weight = whole(9, channels, 3, columns, dtype=dtype, seed=1, most=1)
         x[0, 0, 3, 3], x[0, -1, 4, 4], x[0, 0, 9, 12] = float("nan"), float("nan"), float("inf")
         x[1, 0, 0, 0], x[1, -1, 13, 16], x[1, -1, 6, 7] = float("inf"), -float("inf"), -float("inf")
-        check(x, weight, padding=1, **pool)
+        check(x, weight, ("relu",), padding=1, **pool)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=("f16", "bf16"))
+@each_dtype
 def test_windows_of_equals(dtype: torch.dtype) -> None:
     """Ties at 0, below it and among minus infinities: the first position wins, of those that exist."""
     weight = torch.ones(6, 1, 1, 1, dtype=dtype)
@@ -163,10 +169,10 @@ def test_windows_of_equals(dtype: torch.dtype) -> None:
         x = torch.full((1, 1, 7, 9), value, dtype=dtype)
         for slope in (0.0, 0.5):
             for pool in ({"ceil_mode": True, "pool_padding": 1}, POOL_3_2):
-                check(x, weight, negative_slope=slope, **pool)
+                check(x, weight, ("output",), negative_slope=slope, **pool)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=("f16", "bf16"))
+@each_dtype
 def test_sums_are_rounded_once(dtype: torch.dtype) -> None:
     gen = torch.Generator().manual_seed(2)
     x = torch.randn(2, 3, 20, 20, generator=gen).to(dtype)
