@@ -88,6 +88,7 @@ MEANT = [
     Meant(r"conv_relu_pool::outer_tiles<.*>", r"LDGSTS\.E\.BYPASS\.128"),
     Meant(r"conv_relu_pool::outer_tiles<.*Fma.*>", r"LDS\.128"),
     Meant(r"conv_relu_pool::outer_tiles<.*Fma.*>", r"STG\.E\.128"),
+    Meant(r"conv_relu_pool::outer_tiles<.*TensorCore.*>", r"STG\.E\.64"),
     # The packed weights of several channels.
     Meant(r"conv_relu_pool::(windows|uncovered|input_grad)<\w+, [48]>", r"LDG\.E\.128"),
 ]

@@ -86,6 +86,27 @@ ZB_DEVICE uint32_t most_two(uint32_t a, uint32_t b) {
 #endif
 }
 
+// The same to global memory, for good: of some kernels the compiler makes a store for each number. V has 8 or
+// 16 bytes.
+template <class V>
+ZB_DEVICE void store_vector_global(void* to, const V& value) {
+#ifdef ZB_CUDA_EMULATION
+  store_vector(to, value);
+#else
+  static_assert(sizeof(V) == 8 || sizeof(V) == 16, "two or four registers");
+  uint32_t bits[sizeof(V) / 4];
+  memcpy(bits, &value, sizeof(V));
+  const size_t at = __cvta_generic_to_global(to);
+  if constexpr (sizeof(V) == 16) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(bits[0]), "r"(bits[1]),
+                 "r"(bits[2]), "r"(bits[3])
+                 : "memory");
+  } else {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(bits[0]), "r"(bits[1]) : "memory");
+  }
+#endif
+}
+
 // --- asynchronous copies from global to shared memory (sm_80) -----------------------------------------
 
 // 16 bytes, or 16 zeros where not `valid` (then `from` is not read). Both must be aligned to 16.

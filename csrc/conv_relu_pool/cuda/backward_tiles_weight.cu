@@ -128,8 +128,8 @@ struct TensorCoreOuter {
         for (int n = 0; n < kFragments; ++n) {
           const int column = first_column() + n * 8 + lane % 4 * 2;
           if (column >= columns_left) continue;
-          cuda::store_vector(to + row * pitch + column,
-                             Two{{sums[m][n][2 * half], sums[m][n][2 * half + 1]}});
+          cuda::store_vector_global(to + row * pitch + column,
+                                    Two{{sums[m][n][2 * half], sums[m][n][2 * half + 1]}});
         }
       }
     }
@@ -160,7 +160,7 @@ struct FmaOuter {
 
   ZB_DEVICE void step(const unsigned char* rows, const unsigned char* columns) {
     using Four = cuda::Vector<float, 4>;
-#pragma unroll 2
+#pragma unroll 1
     for (int position = 0; position < kPositionBytes / 4; ++position) {
       Four a[kRuns], b[2];
 #pragma unroll
@@ -191,8 +191,10 @@ struct FmaOuter {
       for (int c = 0; c < 2; ++c) {
         const int column = (across() + c * 16) * 4;
         if (column >= columns_left) continue;
-        const float* const four = sums[i] + 4 * c;
-        cuda::store_vector(to + row * pitch + column, Four{{four[0], four[1], four[2], four[3]}});
+        Four four;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) four.v[e] = sums[i][4 * c + e];
+        cuda::store_vector_global(to + row * pitch + column, four);
       }
     }
   }
