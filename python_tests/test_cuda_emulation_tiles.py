@@ -33,6 +33,7 @@ def kind(request: Any) -> Iterator[str]:
     _loader.allow_tf32(request.param == "tf32", request.param == "tf32")
     with torch.no_grad():
         yield request.param
+    _loader.allow_tf32(False, False)
     _tf32._told = None  # the next public call tells torch's own switches again
 
 
