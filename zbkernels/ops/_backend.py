@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import os
 import threading
 import time
@@ -146,13 +147,19 @@ def explain(op: str | Any, *args: Any, **kwargs: Any) -> Explanation:
     ``op`` is an op's name or its public function. Nothing is run. On a card it says whether the choice was measured.
 
     Raises:
-        ValueError: there is no op of that name; or what the op's own check raises for bad arguments.
+        ValueError: there is no op of that name.
+        TypeError, ValueError: what the op itself raises for bad arguments.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
     if name not in OPS or OPS[name].public is None:
         public = ", ".join(n for n, o in OPS.items() if o.public is not None)
         raise ValueError(f"explain: expected one of {public}, got {name!r}")
     record = OPS[name]
+    assert record.public is not None
+    try:
+        inspect.signature(record.public).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"explain: {name}: {error}") from None
     if record.normalise is not None:
         args, kwargs = record.normalise(*args, **kwargs)
     shown = [k for k in record.kernels if not k.hidden or k.name == _wanted]

@@ -8,7 +8,8 @@ this file works without them, on the pure-torch reference.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +58,18 @@ class Kernel:
 
 def _as_they_are(x: Any, weight: Any, *rest: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((x, *rest) if weight is None else (x, weight, *rest)), {}
+
+
+def checked(check: Callable[..., None]) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """``normalise`` of an op whose kernels take a public call's arguments as they are, ``check`` permitting."""
+    signature = inspect.signature(check)
+
+    def arguments(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        bound = signature.bind(*args, **kwargs)
+        check(*bound.args)
+        return bound.args, {}
+
+    return arguments
 
 
 @dataclasses.dataclass(frozen=True)

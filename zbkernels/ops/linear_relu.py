@@ -217,6 +217,17 @@ KERNELS = (
 )
 
 
+def kernel_arguments(op: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """For ``zb.explain``: the arguments of a public call as the kernels' ``can_run`` takes them."""
+
+    def arguments(x: Any, weight: Any, negative_slope: Any = 0.0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        x, weight = autocast_operands(x, weight)
+        check(op, x, weight, negative_slope)
+        return (x, weight, negative_slope), {}
+
+    return arguments
+
+
 def _cuda_fallback(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> torch.Tensor:
     return _triton_forward(x, weight, negative_slope, False)[0]
 
@@ -248,6 +259,7 @@ OP = Op(
     reference,
     samples,
     public=linear_relu,
+    normalise=kernel_arguments("linear_relu"),
     kernels=KERNELS,
     shape_class=shape_class,
     opaque=OPAQUE,
