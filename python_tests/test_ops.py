@@ -408,6 +408,18 @@ def test_vmap_equals_a_loop(op: Op, device: str) -> None:
                     )
 
 
+@pytest.mark.parametrize("op", OPS.values(), **by_name)
+def test_vmap_over_an_empty_batch(op: Op, device: str) -> None:
+    sample = next(s for s in samples(op, device, op.dtypes[0]) if s.args[0].numel())
+    tensors = [i for i, a in enumerate(sample.args) if isinstance(a, torch.Tensor)]
+    want = call(op.overload, sample)
+    for batched in ([tensors[0]], tensors):
+        args = [torch.stack([a])[:0] if i in batched else a for i, a in enumerate(sample.args)]
+        dims = tuple(0 if i in batched else None for i in range(len(args)))
+        got = outputs(torch.func.vmap(lambda *a: op.overload(*a, **sample.kwargs), dims)(*args))
+        assert [(g.shape, g.dtype) for g in got] == [((0, *w.shape), w.dtype) for w in want]
+
+
 @pytest.mark.parametrize("direct", [False, True], ids=["zb", "torch.ops.zb"])
 def test_torch_func_transforms(direct: bool, device: str, highest_precision: None) -> None:
     g = torch.Generator().manual_seed(0)

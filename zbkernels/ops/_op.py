@@ -228,16 +228,25 @@ def vmap_by_loop(name: str) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
         overload = OPS[name].overload
+        batched = [isinstance(a, torch.Tensor) and d is not None for a, d in zip(args, in_dims, strict=True)]
+        if info.batch_size == 0:  # one element of zeros tells the shapes and dtypes of the results
+            args = tuple(
+                a.new_zeros([1 if i == d else size for i, size in enumerate(a.shape)]) if looped else a
+                for a, d, looped in zip(args, in_dims, batched, strict=True)
+            )
         results = []
-        for i in range(info.batch_size):
+        for i in range(max(info.batch_size, 1)):
             picked = [
-                a.select(d, i) if isinstance(a, torch.Tensor) and d is not None else a
-                for a, d in zip(args, in_dims, strict=True)
+                a.select(d, i) if looped else a for a, d, looped in zip(args, in_dims, batched, strict=True)
             ]
             results.append(overload(*picked, **kwargs))
+
+        def stack(column: Sequence[torch.Tensor]) -> torch.Tensor:
+            return torch.stack(list(column))[: info.batch_size]
+
         if isinstance(results[0], torch.Tensor):
-            return torch.stack(results), 0
-        stacked = tuple(torch.stack(column) for column in zip(*results, strict=True))
+            return stack(results), 0
+        stacked = tuple(stack(column) for column in zip(*results, strict=True))
         return stacked, (0,) * len(stacked)
 
     return rule
