@@ -316,7 +316,9 @@ def triton_function(module: str, name: str) -> Any:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         note_kernel(f"triton: {module}.{name}")
-        return getattr(importlib.import_module(f"zbkernels.triton.{module}"), name)(*args, **kwargs)
+        # The dispatcher would have negated what torch only marks as negative; a launch reads memory as it is.
+        as_stored = [a.resolve_neg() if isinstance(a, torch.Tensor) and a.is_neg() else a for a in args]
+        return getattr(importlib.import_module(f"zbkernels.triton.{module}"), name)(*as_stored, **kwargs)
 
     return call
 
