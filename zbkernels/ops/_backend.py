@@ -65,7 +65,7 @@ def choose_kernel(op: Op, x: torch.Tensor, weight: torch.Tensor | None, *rest: A
         RuntimeError: the asked backend can't run this call.
     """
     if _wanted != "auto":
-        if torch.compiler.is_dynamo_compiling() and _wanted in op.opaque:
+        if _wanted in op.opaque and (torch.compiler.is_dynamo_compiling() or _choice.traced(x, weight)):
             return Kernel(_wanted, _can_run, op.opaque[_wanted])  # asked when it runs
         args, kwargs = op.spread(x, weight, *rest)
         return forced_kernel(op, *args, **kwargs)

@@ -126,14 +126,25 @@ def looked_at(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
 
     A kernel outside the dispatcher would pass all of these by.
     """
+    return _seen(x, weight) or _transformed()
+
+
+def traced(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
+    """As :func:`looked_at`, but False under a transform, for which a forced backend has an error of its own."""
+    return _seen(x, weight) and not _transformed()
+
+
+def _seen(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
     return (
         type(x) not in _PLAIN
         or (weight is not None and type(weight) not in _PLAIN)
         or _modes() > 0
-        or _transforms()
-        or _forward_ad._current_level >= 0
         or _tracing() is not None
     )
+
+
+def _transformed() -> bool:
+    return _transforms() or _forward_ad._current_level >= 0
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
