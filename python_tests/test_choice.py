@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -263,7 +264,20 @@ ROW = {"op": "conv_relu_pool2d", "dtype": "float32", "shape_class": CONV, "ms": 
         ("", "Expecting value"),
         (json.dumps({**HEAD, "format": 2, "rows": [ROW]}), "format is 2, expected 1"),
         (json.dumps({**HEAD, "capability": "8.0", "rows": [ROW]}), "capability is '8.0'"),
-        (json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": 0, "reference": 1}}]}), "expected times above 0"),
+        (
+            json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": 0, "reference": 1}}]}),
+            "expected a time above 0",
+        ),
+        (
+            json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": 1, "triton": 10**400}}]}),
+            "expected a time above 0",
+        ),
+        (json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": math.inf}}]}), "expected a time above 0"),
+        (json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": math.nan}}]}), "expected a time above 0"),
+        (
+            json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": "1"}}]}),
+            "expected a time in milliseconds, got '1'",
+        ),
         (json.dumps({**HEAD, "rows": [{**ROW, "ms": 3}]}), "AttributeError"),
         (json.dumps({**HEAD, "rows": [{"op": "x"}]}), "KeyError"),
         (json.dumps({**HEAD, "rows": ["x"]}), "no list of rows"),
@@ -310,6 +324,19 @@ def test_a_card_is_not_asked_for_before_cuda_runs(monkeypatch: pytest.MonkeyPatc
     assert cards.card_of(torch.device("cuda", 7)) == Card("NVIDIA Made/Up 80GB", "9.0")
     assert cards.card_of(torch.device("cuda", 7)).slug == "nvidia-made-up-80gb-9.0"
     cards._card.cache_clear()
+
+
+def test_threads_that_start_over_at_once_agree(measured: Callable, x: torch.Tensor, monkeypatch: Any) -> None:
+    """What one thread has just found may be cleared by another before it is used."""
+    flat = x.flatten(1)
+    measured("nap_pack", OPS["nap_pack"].shape_class(flat), FAST_REFERENCE)
+
+    class Cleared(dict):  # by another thread, as soon as anything is kept
+        def __setitem__(self, key: Any, value: Any) -> None:
+            pass
+
+    monkeypatch.setattr(_choice._tables[CPU], "_kept", Cleared())
+    assert ran(lambda: zb.nap_pack(flat)) == "reference"
 
 
 def test_choosing_is_cheap(measured: Callable, x: torch.Tensor, w: torch.Tensor) -> None:

@@ -164,6 +164,9 @@ def test_rows_of_wrong_types_are_ignored(own_cache: Path) -> None:
         ("constants", {"BLOCK_M": "64"}),
         ("constants", [1]),
         ("ms", 0),
+        ("ms", 10**400),  # more than a float holds
+        ("default_ms", float("inf")),
+        ("default_ms", "1"),
         ("op", 3),
         ("num_warps", 1.5),
     ]:
@@ -210,6 +213,18 @@ def test_writers_at_the_same_time_lose_nothing(own_cache: Path) -> None:
     found = results.load(CARD)
     assert {key[2] for key in found} == {f"{name} {index}" for name in "abc" for index in range(15)}
     assert sorted(path.suffix for path in (own_cache / "triton").iterdir()) == [".json", ".lock"]
+
+
+def test_what_is_no_result_file_is_neither_shown_nor_cleared(own_cache: Path) -> None:
+    """A writer's file that is not in place yet: without it that writer would fail."""
+    results.save(CARD, {KEY: Tuned(LARGE, 1.0, 2.0)})
+    (path,) = results.all_files()
+    writers, folder = path.with_name(f".{path.stem}-x1y2.json"), path.with_name("folder.json")
+    writers.write_text("{")
+    folder.mkdir()
+    before = set(path.parent.iterdir())
+    assert results.all_files() == [path] and results.clear() == [path]
+    assert set(path.parent.iterdir()) == before - {path}
 
 
 # --- the tuner, on an op that is made up: its time is a matter of its configuration
