@@ -240,6 +240,30 @@ def test_explain_gives_the_reason(measured: Callable, x: torch.Tensor, w: torch.
     assert "none is clearly faster" in zb.explain("conv_relu_pool2d", x, w, padding=1).why
 
 
+def test_explain_of_a_kernel_that_was_not_measured(
+    measured: Callable, x: torch.Tensor, w: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands above the chosen one in the default order, so that order is not why."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton could run then; nothing is started here
+    measured("conv_relu_pool2d", CONV, FAST_REFERENCE)
+    found = zb.explain("conv_relu_pool2d", x, w, padding=1)
+    assert found.chosen == "reference"
+    assert found.verdicts["triton"] == "can run, but was not measured beside them"
+
+
+@pytest.mark.parametrize("name", ("linear_relu", "linear_relu_nap", "conv_relu_pool2d"))
+def test_explain_sees_the_dtype_of_autocast(
+    measured: Callable, name: str, x: torch.Tensor, w: torch.Tensor
+) -> None:
+    op, args = OPS[name], (x, w) if name.startswith("conv") else (x.flatten(1), w.new_ones(5, 192))
+    given, options = op.normalise(*args)
+    measured(name, op.shape_class(*given, **options), FAST_REFERENCE, "bfloat16")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert zb.explain(name, *args).chosen == "reference" == ran(lambda: op.public(*args))
+    assert zb.explain(name, *args).chosen == "cpu" == ran(lambda: op.public(*args))
+
+
 def test_a_card_without_a_table_keeps_the_default_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, x: torch.Tensor, w: torch.Tensor
 ) -> None:

@@ -178,6 +178,8 @@ def explain(op: str | Any, *args: Any, **kwargs: Any) -> Explanation:
         elif kernel.name in decision.ms:
             slower = decision.ms[kernel.name] / decision.ms[chosen]
             verdicts[kernel.name] = f"can run; measured, its time is {slower:.2f} of the chosen one's"
+        elif decision.ms:
+            verdicts[kernel.name] = "can run, but was not measured beside them"
         else:
             verdicts[kernel.name] = "can run, but a kernel above comes first"
     return Explanation(name, verdicts, decision.why)
