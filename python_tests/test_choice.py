@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,6 +240,30 @@ def test_explain_gives_the_reason(measured: Callable, x: torch.Tensor, w: torch.
     assert "none is clearly faster" in zb.explain("conv_relu_pool2d", x, w, padding=1).why
 
 
+def test_explain_of_a_kernel_that_was_not_measured(
+    measured: Callable, x: torch.Tensor, w: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands above the chosen one in the default order, so that order is not why."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton could run then; nothing is started here
+    measured("conv_relu_pool2d", CONV, FAST_REFERENCE)
+    found = zb.explain("conv_relu_pool2d", x, w, padding=1)
+    assert found.chosen == "reference"
+    assert found.verdicts["triton"] == "can run, but was not measured beside them"
+
+
+@pytest.mark.parametrize("name", ("linear_relu", "linear_relu_nap", "conv_relu_pool2d"))
+def test_explain_sees_the_dtype_of_autocast(
+    measured: Callable, name: str, x: torch.Tensor, w: torch.Tensor
+) -> None:
+    op, args = OPS[name], (x, w) if name.startswith("conv") else (x.flatten(1), w.new_ones(5, 192))
+    given, options = op.normalise(*args)
+    measured(name, op.shape_class(*given, **options), FAST_REFERENCE, "bfloat16")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert zb.explain(name, *args).chosen == "reference" == ran(lambda: op.public(*args))
+    assert zb.explain(name, *args).chosen == "cpu" == ran(lambda: op.public(*args))
+
+
 def test_a_card_without_a_table_keeps_the_default_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, x: torch.Tensor, w: torch.Tensor
 ) -> None:
@@ -263,7 +288,20 @@ ROW = {"op": "conv_relu_pool2d", "dtype": "float32", "shape_class": CONV, "ms": 
         ("", "Expecting value"),
         (json.dumps({**HEAD, "format": 2, "rows": [ROW]}), "format is 2, expected 1"),
         (json.dumps({**HEAD, "capability": "8.0", "rows": [ROW]}), "capability is '8.0'"),
-        (json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": 0, "reference": 1}}]}), "expected times above 0"),
+        (
+            json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": 0, "reference": 1}}]}),
+            "expected a time above 0",
+        ),
+        (
+            json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": 1, "triton": 10**400}}]}),
+            "expected a time above 0",
+        ),
+        (json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": math.inf}}]}), "expected a time above 0"),
+        (json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": math.nan}}]}), "expected a time above 0"),
+        (
+            json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": "1"}}]}),
+            "expected a time in milliseconds, got '1'",
+        ),
         (json.dumps({**HEAD, "rows": [{**ROW, "ms": 3}]}), "AttributeError"),
         (json.dumps({**HEAD, "rows": [{"op": "x"}]}), "KeyError"),
         (json.dumps({**HEAD, "rows": ["x"]}), "no list of rows"),
@@ -310,6 +348,19 @@ def test_a_card_is_not_asked_for_before_cuda_runs(monkeypatch: pytest.MonkeyPatc
     assert cards.card_of(torch.device("cuda", 7)) == Card("NVIDIA Made/Up 80GB", "9.0")
     assert cards.card_of(torch.device("cuda", 7)).slug == "nvidia-made-up-80gb-9.0"
     cards._card.cache_clear()
+
+
+def test_threads_that_start_over_at_once_agree(measured: Callable, x: torch.Tensor, monkeypatch: Any) -> None:
+    """What one thread has just found may be cleared by another before it is used."""
+    flat = x.flatten(1)
+    measured("nap_pack", OPS["nap_pack"].shape_class(flat), FAST_REFERENCE)
+
+    class Cleared(dict):  # by another thread, as soon as anything is kept
+        def __setitem__(self, key: Any, value: Any) -> None:
+            pass
+
+    monkeypatch.setattr(_choice._tables[CPU], "_kept", Cleared())
+    assert ran(lambda: zb.nap_pack(flat)) == "reference"
 
 
 def test_choosing_is_cheap(measured: Callable, x: torch.Tensor, w: torch.Tensor) -> None:

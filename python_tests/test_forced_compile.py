@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 import zbkernels as zb
 from zbkernels import _loader
@@ -92,3 +96,58 @@ def test_the_ops_by_backend_keep_their_promises(need_sig: bool) -> None:
         {**pool, "need_x": True, "need_weight": need_sig},
         **test,
     )
+
+
+class Block(torch.nn.Module):
+    def forward(self, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        sig = zb.nap_pack(x)
+        nearest = zb.nap_topk(sig, sig, 2)[1] + zb.nap_hamming(sig, sig)
+        return block(x, w, v) + nearest.sum() + zb.nap_frequency(sig, 70).sum()
+
+
+def exported(args: tuple[torch.Tensor, ...]) -> Callable[..., torch.Tensor]:
+    return torch.export.export(Block(), args).module()
+
+
+def made_fx(args: tuple[torch.Tensor, ...]) -> Callable[..., torch.Tensor]:
+    return make_fx(Block())(*args)
+
+
+def traced(args: tuple[torch.Tensor, ...]) -> Callable[..., torch.Tensor]:
+    return torch.jit.trace(Block(), args, check_trace=False)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("trace", (exported, made_fx, traced))
+@pytest.mark.parametrize("backend", BACKENDS[:1])
+def test_a_forced_backend_is_traced_as_ops(trace: Callable[..., Any], backend: str) -> None:
+    """Its kernels must not run on what a tracer passes through, or their results would be constants of the trace."""
+    args = inputs(False)
+    others = tuple(2 - 3 * t for t in args)
+    with zb.use_backend(backend):
+        graph = trace(args)
+        torch.testing.assert_close(graph(*others), Block()(*others))
+    listing = str(graph.graph)
+    for name in ("_conv_relu_pool2d_forward_on", "_linear_relu_on", "_nap_topk_on", "_nap_frequency_on"):
+        assert name in listing
+
+
+def test_a_forced_backend_takes_fake_tensors() -> None:
+    with FakeTensorMode() as mode:
+        x, w, _ = (mode.from_tensor(t) for t in inputs(False))
+    with zb.use_backend("reference"):
+        assert zb.conv_relu_pool2d(x, w, padding=1).shape == (2, 4, 4, 4)
+
+
+def test_a_forced_backend_refuses_forward_mode_within_a_mode_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an op it would give a tangent of zero."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Triton could run then; nothing is started here
+    x, w, _ = inputs(False)
+    with (
+        forward_ad.dual_level(),
+        FlopCounterMode(display=False),
+        zb.use_backend("triton"),
+        pytest.raises(RuntimeError, match="see through the op only with backend 'auto'"),
+    ):
+        zb.conv_relu_pool2d(forward_ad.make_dual(x, x), w)

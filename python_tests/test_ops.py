@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -407,6 +408,18 @@ def test_vmap_equals_a_loop(op: Op, device: str) -> None:
                     )
 
 
+@pytest.mark.parametrize("op", OPS.values(), **by_name)
+def test_vmap_over_an_empty_batch(op: Op, device: str) -> None:
+    sample = next(s for s in samples(op, device, op.dtypes[0]) if s.args[0].numel())
+    tensors = [i for i, a in enumerate(sample.args) if isinstance(a, torch.Tensor)]
+    want = call(op.overload, sample)
+    for batched in ([tensors[0]], tensors):
+        args = [torch.stack([a])[:0] if i in batched else a for i, a in enumerate(sample.args)]
+        dims = tuple(0 if i in batched else None for i in range(len(args)))
+        got = outputs(torch.func.vmap(lambda *a: op.overload(*a, **sample.kwargs), dims)(*args))
+        assert [(g.shape, g.dtype) for g in got] == [((0, *w.shape), w.dtype) for w in want]
+
+
 @pytest.mark.parametrize("direct", [False, True], ids=["zb", "torch.ops.zb"])
 def test_torch_func_transforms(direct: bool, device: str, highest_precision: None) -> None:
     g = torch.Generator().manual_seed(0)
@@ -650,9 +663,9 @@ def test_no_table_of_all_distances(device: str) -> None:
                     self.size = max(self.size, t.untyped_storage().nbytes())
             return result
 
-    for function in (lambda: zb.nap_topk(sig[:64], sig, 5), lambda: zb.nap_frequency(sig, 64)):
-        with Largest() as mode, zb.use_backend("reference"):
-            function()
+    for name, args in (("nap_topk", (sig[:64], sig, 5)), ("nap_frequency", (sig, 64))):
+        with Largest() as mode:
+            OPS[name].reference(*args)  # the mode sees its torch ops; of the public op only the op
         assert 0 < mode.size < 64 * 2**16  # less than a byte a distance, or a unit
 
 
@@ -674,6 +687,35 @@ def test_reference_backend_and_explain(op: Op, device: str) -> None:
     for a, b in zip(forced, call(op.reference, sample), strict=True):
         assert torch.equal(a, b)
     assert zb.explain(op.name, *sample.args, **sample.kwargs).verdicts == auto.verdicts
+
+
+@pytest.mark.parametrize("op", PUBLIC, **by_name)
+def test_explain_checks_what_the_op_checks(op: Op, device: str) -> None:
+    """Bad arguments, missing and unknown ones raise as the call does, by the op's name; all can be given by name."""
+    sample = next(iter(op.samples(device, op.dtypes[0])))
+    wrong = (sample.args[0].to(torch.int16), *sample.args[1:])
+    for call_it in (op.public, lambda *args: zb.explain(op.name, *args)):
+        with pytest.raises(TypeError, match=f"{op.name}: expected .* of dtype"):
+            call_it(*wrong)
+    with pytest.raises(TypeError, match=f"explain: {op.name}: missing a required argument"):
+        zb.explain(op.name)
+    with pytest.raises(TypeError, match=f"explain: {op.name}: got an unexpected keyword argument 'bias'"):
+        zb.explain(op.name, *sample.args, bias=None, **sample.kwargs)
+    by_keyword = dict(zip(inspect.signature(op.public).parameters, sample.args, strict=False))
+    want = zb.explain(op.name, *sample.args, **sample.kwargs)
+    assert zb.explain(op.name, **by_keyword, **sample.kwargs) == want
+
+
+def test_tensors_that_torch_only_marks_as_negative(device: str) -> None:
+    for op in PUBLIC:
+        sample = next(iter(op.samples(device, op.dtypes[0])))
+        tensors = [a for a in sample.args if isinstance(a, torch.Tensor)]
+        rest = sample.args[len(tensors) :]
+        marked, negative = [torch._neg_view(t) for t in tensors], [-t for t in tensors]
+        assert all(t.is_neg() for t in marked)
+        got = outputs(op.public(*marked, *rest, **sample.kwargs))
+        for a, b in zip(got, outputs(op.public(*negative, *rest, **sample.kwargs)), strict=True):
+            assert torch.equal(a, b), op.name
 
 
 def test_reference_backend_trains(device: str) -> None:

@@ -341,3 +341,21 @@ def test_can_run_gives_reasons() -> None:
 def test_can_run_accepts_a_huge_dilation_of_one_position() -> None:
     x, weight = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 1, 1)
     assert conv_relu_pool.can_run(x, weight, (1, 1), (0, 0), (2**31 - 1, 2**31 - 1)) is None
+
+
+@pytest.mark.parametrize("op", [op for op in OPS.values() if op.public is not None], ids=lambda op: op.name)
+def test_tensors_that_torch_only_marks_as_negative(op: Any) -> None:
+    """A kernel outside the dispatcher has nobody who would negate them first; in the backward neither."""
+    sample = exact_sample(op.name, op.dtypes[0], next(iter(samples_of(op.name, op.dtypes[0]))))
+    tensors = [a for a in sample.args if isinstance(a, torch.Tensor)]
+    rest = sample.args[len(tensors) :]
+    trains = op.name in ("conv_relu_pool2d", "linear_relu")
+    results = []
+    for change in (torch._neg_view, torch.neg):
+        given = [change(t.detach().clone()).requires_grad_(trains) for t in tensors]
+        with zb.use_backend("triton"):
+            result = outputs(op.public(*given, *rest, **sample.kwargs))
+        grads = torch.autograd.grad(result[0], given, change(torch.ones_like(result[0]))) if trains else ()
+        results.append((*result, *grads))
+    for got, want in zip(*results, strict=True):
+        same(got, want)

@@ -127,6 +127,16 @@ def test_bits(
         check(x, weight, g, units=units)
 
 
+@pytest.mark.parametrize("pool", ("max", "avg", "none"))
+@pytest.mark.parametrize("side", (1, 2, 4, 9, 16))
+def test_no_images_with_everything_asked_for(pool: str, side: int) -> None:
+    """The shapes of codes and signatures of an empty batch too, of maps that are packed by windows or from y."""
+    x, weight = draw(0, 16, side, 12, dtype=torch.float32), draw(16, 16, 1, 1, dtype=torch.float32)
+    g = Geometry.of("test", pool=pool, ceil_mode=True)
+    for units in UNITS if pool == "max" else UNITS[:3]:
+        check(x, weight, g, units=units)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pool", ("max", "avg", "none"))
 @pytest.mark.parametrize("slope", (0.0, 0.5))

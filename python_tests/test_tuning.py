@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -164,6 +165,9 @@ def test_rows_of_wrong_types_are_ignored(own_cache: Path) -> None:
         ("constants", {"BLOCK_M": "64"}),
         ("constants", [1]),
         ("ms", 0),
+        ("ms", 10**400),  # more than a float holds
+        ("default_ms", float("inf")),
+        ("default_ms", "1"),
         ("op", 3),
         ("num_warps", 1.5),
     ]:
@@ -210,6 +214,18 @@ def test_writers_at_the_same_time_lose_nothing(own_cache: Path) -> None:
     found = results.load(CARD)
     assert {key[2] for key in found} == {f"{name} {index}" for name in "abc" for index in range(15)}
     assert sorted(path.suffix for path in (own_cache / "triton").iterdir()) == [".json", ".lock"]
+
+
+def test_what_is_no_result_file_is_neither_shown_nor_cleared(own_cache: Path) -> None:
+    """A writer's file that is not in place yet: without it that writer would fail."""
+    results.save(CARD, {KEY: Tuned(LARGE, 1.0, 2.0)})
+    (path,) = results.all_files()
+    writers, folder = path.with_name(f".{path.stem}-x1y2.json"), path.with_name("folder.json")
+    writers.write_text("{")
+    folder.mkdir()
+    before = set(path.parent.iterdir())
+    assert results.all_files() == [path] and results.clear() == [path]
+    assert set(path.parent.iterdir()) == before - {path}
 
 
 # --- the tuner, on an op that is made up: its time is a matter of its configuration
@@ -384,7 +400,12 @@ def test_workloads_are_the_suite_or_shapes_in_words() -> None:
         ({"dtypes": ["int8"]}, "unknown dtype int8"),
         ({"shapes": ["mnist9"]}, "unknown shape mnist9"),
         ({"shapes": ["8x8 -> x"]}, "expected a shape such as"),
-        ({"ops": ["nap_pack"], "shapes": ["mnist1"]}, "no call of nap_pack has shape mnist1"),
+        ({"ops": ["nap_pack"], "shapes": ["mnist1"]}, "no call of nap_pack has shape mnist1$"),
+        ({"ops": ["nap_topk"], "dtypes": ["float16"]}, "no call of nap_topk has dtype float16$"),
+        (
+            {"shapes": ["res9"], "dtypes": ["bfloat16"]},
+            "no call of any op has shape res9 and dtype bfloat16$",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             workloads(**wrong)
@@ -453,6 +474,25 @@ def test_tune_list_tune_again_and_clear(op: MadeUpOp, own_cache: Path) -> None:
     assert "2 tuned" in zb("--force").output
     assert "deleted" in zb("--clear").output
     assert "nothing is tuned" in zb("--list").output
+
+
+def test_the_commands_in_the_documentation_name_what_there_is(op: MadeUpOp, monkeypatch: Any) -> None:
+    guide = (Path(__file__).resolve().parents[1] / "docs/tuning.md").read_text()
+    lines = [line.partition("  ")[0] for line in guide.splitlines() if line.startswith("zb tune")]
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(command, "workloads", lambda *given: asked.append(workloads(*given[:3])) or [])
+    for line in lines:
+        for part in line.split(" | "):
+            result = zb(*shlex.split(part.removeprefix("zb tune")))
+            assert result.exit_code == 0, (part, result.output)
+    assert len(lines) > 5 and len(asked) > 4
+
+
+def test_a_call_with_nothing_to_choose_is_said_to_be_one(op: MadeUpOp, monkeypatch: Any) -> None:
+    fixed = Workload("nap_pack", "pack", lambda: Prepared(lambda: None, lambda result: 0.0))
+    monkeypatch.setattr(command, "workloads", lambda *given: [fixed])
+    result = zb("nap_pack")
+    assert result.exit_code == 0 and "1 nothing to choose" in result.output
 
 
 def test_an_interrupt_keeps_what_was_finished(op: MadeUpOp) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,20 @@ def read_table(path: Path, head: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return ignored(path, "it has no list of rows")
     return rows
+
+
+def measured_ms(value: Any) -> float:
+    """A time of a row.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not above 0, or more than a float holds.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"expected a time in milliseconds, got {value!r}")
+    if not 0 < value <= sys.float_info.max:
+        raise ValueError("expected a time above 0 that a float holds")
+    return float(value)
 
 
 def ignored(path: Path, reason: str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import os
 import threading
 import time
@@ -64,7 +65,7 @@ def choose_kernel(op: Op, x: torch.Tensor, weight: torch.Tensor | None, *rest: A
         RuntimeError: the asked backend can't run this call.
     """
     if _wanted != "auto":
-        if torch.compiler.is_dynamo_compiling() and _wanted in op.opaque:
+        if _wanted in op.opaque and (torch.compiler.is_dynamo_compiling() or _choice.traced(x, weight)):
             return Kernel(_wanted, _can_run, op.opaque[_wanted])  # asked when it runs
         args, kwargs = op.spread(x, weight, *rest)
         return forced_kernel(op, *args, **kwargs)
@@ -146,13 +147,19 @@ def explain(op: str | Any, *args: Any, **kwargs: Any) -> Explanation:
     ``op`` is an op's name or its public function. Nothing is run. On a card it says whether the choice was measured.
 
     Raises:
-        ValueError: there is no op of that name; or what the op's own check raises for bad arguments.
+        ValueError: there is no op of that name.
+        TypeError, ValueError: what the op itself raises for bad arguments.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
     if name not in OPS or OPS[name].public is None:
         public = ", ".join(n for n, o in OPS.items() if o.public is not None)
         raise ValueError(f"explain: expected one of {public}, got {name!r}")
     record = OPS[name]
+    assert record.public is not None
+    try:
+        inspect.signature(record.public).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"explain: {name}: {error}") from None
     if record.normalise is not None:
         args, kwargs = record.normalise(*args, **kwargs)
     shown = [k for k in record.kernels if not k.hidden or k.name == _wanted]
@@ -171,6 +178,8 @@ def explain(op: str | Any, *args: Any, **kwargs: Any) -> Explanation:
         elif kernel.name in decision.ms:
             slower = decision.ms[kernel.name] / decision.ms[chosen]
             verdicts[kernel.name] = f"can run; measured, its time is {slower:.2f} of the chosen one's"
+        elif decision.ms:
+            verdicts[kernel.name] = "can run, but was not measured beside them"
         else:
             verdicts[kernel.name] = "can run, but a kernel above comes first"
     return Explanation(name, verdicts, decision.why)
@@ -309,7 +318,9 @@ def triton_function(module: str, name: str) -> Any:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         note_kernel(f"triton: {module}.{name}")
-        return getattr(importlib.import_module(f"zbkernels.triton.{module}"), name)(*args, **kwargs)
+        # The dispatcher would have negated what torch only marks as negative; a launch reads memory as it is.
+        as_stored = [a.resolve_neg() if isinstance(a, torch.Tensor) and a.is_neg() else a for a in args]
+        return getattr(importlib.import_module(f"zbkernels.triton.{module}"), name)(*as_stored, **kwargs)
 
     return call
 

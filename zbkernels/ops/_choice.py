@@ -16,7 +16,7 @@ import torch
 from zbkernels import cards
 from zbkernels.cards import Card
 from zbkernels.ops._op import Kernel, Op
-from zbkernels.tables import ignored, read_table
+from zbkernels.tables import ignored, measured_ms, read_table
 
 FORMAT = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "choices"
@@ -59,8 +59,9 @@ class Choices:
         decision = self.decide(op, candidates, args, kwargs)
         if len(self._kept) >= _MOST_KEPT:
             self._kept.clear()
-        self._kept[shape] = None if decision.kernel is candidates[0] else decision.kernel
-        return self._kept[shape]
+        chosen = None if decision.kernel is candidates[0] else decision.kernel
+        self._kept[shape] = chosen
+        return chosen
 
     def decide(
         self, op: Op, candidates: list[Kernel], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -115,9 +116,7 @@ def load(path: Path, card: Card) -> Choices | None:
 
 
 def _measured(row: Mapping[str, Any]) -> tuple[Key, dict[str, float]]:
-    ms = {str(name): float(value) for name, value in row["ms"].items()}
-    if not all(value > 0 for value in ms.values()):
-        raise ValueError(f"expected times above 0, got {ms}")
+    ms = {str(name): measured_ms(value) for name, value in row["ms"].items()}
     return (str(row["op"]), str(row["dtype"]), str(row["shape_class"])), ms
 
 
@@ -126,14 +125,25 @@ def looked_at(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
 
     A kernel outside the dispatcher would pass all of these by.
     """
+    return _seen(x, weight) or _transformed()
+
+
+def traced(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
+    """As :func:`looked_at`, but False under a transform, for which a forced backend has an error of its own."""
+    return _seen(x, weight) and not _transformed()
+
+
+def _seen(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
     return (
         type(x) not in _PLAIN
         or (weight is not None and type(weight) not in _PLAIN)
         or _modes() > 0
-        or _transforms()
-        or _forward_ad._current_level >= 0
         or _tracing() is not None
     )
+
+
+def _transformed() -> bool:
+    return _transforms() or _forward_ad._current_level >= 0
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -8,7 +8,8 @@ this file works without them, on the pure-torch reference.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +58,18 @@ class Kernel:
 
 def _as_they_are(x: Any, weight: Any, *rest: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((x, *rest) if weight is None else (x, weight, *rest)), {}
+
+
+def checked(check: Callable[..., None]) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """``normalise`` of an op whose kernels take a public call's arguments as they are, ``check`` permitting."""
+    signature = inspect.signature(check)
+
+    def arguments(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        bound = signature.bind(*args, **kwargs)
+        check(*bound.args)
+        return bound.args, {}
+
+    return arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,16 +228,25 @@ def vmap_by_loop(name: str) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
         overload = OPS[name].overload
+        batched = [isinstance(a, torch.Tensor) and d is not None for a, d in zip(args, in_dims, strict=True)]
+        if info.batch_size == 0:  # one element of zeros tells the shapes and dtypes of the results
+            args = tuple(
+                a.new_zeros([1 if i == d else size for i, size in enumerate(a.shape)]) if looped else a
+                for a, d, looped in zip(args, in_dims, batched, strict=True)
+            )
         results = []
-        for i in range(info.batch_size):
+        for i in range(max(info.batch_size, 1)):
             picked = [
-                a.select(d, i) if isinstance(a, torch.Tensor) and d is not None else a
-                for a, d in zip(args, in_dims, strict=True)
+                a.select(d, i) if looped else a for a, d, looped in zip(args, in_dims, batched, strict=True)
             ]
             results.append(overload(*picked, **kwargs))
+
+        def stack(column: Sequence[torch.Tensor]) -> torch.Tensor:
+            return torch.stack(list(column))[: info.batch_size]
+
         if isinstance(results[0], torch.Tensor):
-            return torch.stack(results), 0
-        stacked = tuple(torch.stack(column) for column in zip(*results, strict=True))
+            return stack(results), 0
+        stacked = tuple(stack(column) for column in zip(*results, strict=True))
         return stacked, (0,) * len(stacked)
 
     return rule

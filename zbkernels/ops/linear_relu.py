@@ -22,6 +22,7 @@ from zbkernels.ops._op import (
     needs_grad,
     register,
     transforms_active,
+    vmap_by_loop,
 )
 from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import linear_class
@@ -60,17 +61,10 @@ def fake(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> 
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def vmap(
-    info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0
-) -> tuple[torch.Tensor, int]:
+def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     if in_dims[1] is None:
-        return torch.ops.zb.linear_relu(x.movedim(in_dims[0], 0), weight, negative_slope), 0
-    rows = x if in_dims[0] is None else x.movedim(in_dims[0], 0)
-    rows = rows.expand(info.batch_size, *rows.shape) if in_dims[0] is None else rows
-    weights = weight.movedim(in_dims[1], 0)
-    return torch.stack(
-        [torch.ops.zb.linear_relu(a, b, negative_slope) for a, b in zip(rows, weights, strict=True)]
-    ), 0
+        return torch.ops.zb.linear_relu(args[0].movedim(in_dims[0], 0), *args[1:]), 0
+    return vmap_by_loop("linear_relu")(info, in_dims, *args)
 
 
 # (x, weight, slope, need_sig) -> (y, sig); sig is empty where it isn't needed.
@@ -217,6 +211,17 @@ KERNELS = (
 )
 
 
+def kernel_arguments(op: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """For ``zb.explain``: the arguments of a public call as the kernels' ``can_run`` takes them."""
+
+    def arguments(x: Any, weight: Any, negative_slope: Any = 0.0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        x, weight = autocast_operands(x, weight)
+        check(op, x, weight, negative_slope)
+        return (x, weight, negative_slope), {}
+
+    return arguments
+
+
 def _cuda_fallback(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0.0) -> torch.Tensor:
     return _triton_forward(x, weight, negative_slope, False)[0]
 
@@ -248,6 +253,7 @@ OP = Op(
     reference,
     samples,
     public=linear_relu,
+    normalise=kernel_arguments("linear_relu"),
     kernels=KERNELS,
     shape_class=shape_class,
     opaque=OPAQUE,

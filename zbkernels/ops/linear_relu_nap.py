@@ -23,6 +23,7 @@ from zbkernels.ops.linear_relu import (
     OPAQUE,
     LinearReLUFunction,
     check,
+    kernel_arguments,
     registered_forward,
     run_kernel,
 )
@@ -115,6 +116,7 @@ OP = Op(
     reference,
     samples,
     public=linear_relu_nap,
+    normalise=kernel_arguments("linear_relu_nap"),
     kernels=KERNELS,
     shape_class=shape_class,
     opaque=OPAQUE,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from zbkernels.ops import _backend
-from zbkernels.ops._op import Op, Sample, register
+from zbkernels.ops._op import Op, Sample, checked, register
 from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import rows_class
 from zbkernels.ops.nap_pack import words_for
@@ -138,6 +138,7 @@ OP = Op(
     reference,
     samples,
     public=nap_frequency,
+    normalise=checked(check),
     kernels=KERNELS,
     shape_class=shape_class,
     opaque=opaque_kernels("nap_frequency", KERNELS, SCHEMA, fake),

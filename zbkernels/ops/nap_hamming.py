@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from zbkernels.ops import _backend
-from zbkernels.ops._op import Op, Sample, register, vmap_by_loop
+from zbkernels.ops._op import Op, Sample, checked, register, vmap_by_loop
 from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import near_power, rows_class
 from zbkernels.ops.nap_unpack import check_signatures
@@ -189,6 +189,7 @@ OP = Op(
     reference,
     samples,
     public=nap_hamming,
+    normalise=checked(check),
     kernels=KERNELS,
     shape_class=shape_class,
     opaque=opaque_kernels("nap_hamming", KERNELS, SCHEMA, fake),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from zbkernels.ops import _backend
-from zbkernels.ops._op import FLOATING, Op, Sample, register
+from zbkernels.ops._op import FLOATING, Op, Sample, checked, register
 from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import layout_class, rows_class
 
@@ -130,6 +130,7 @@ OP = Op(
     reference,
     samples,
     public=nap_pack,
+    normalise=checked(check),
     kernels=KERNELS,
     dtypes=_DTYPES,
     shape_class=shape_class,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from zbkernels.ops import _backend
-from zbkernels.ops._op import Op, Sample, register, vmap_by_loop
+from zbkernels.ops._op import Op, Sample, checked, register, vmap_by_loop
 from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import near_power, next_power, rows_class
 from zbkernels.ops.nap_hamming import all_distances, check_pair, pairs_of_signatures
@@ -149,6 +149,7 @@ OP = Op(
     reference,
     samples,
     public=nap_topk,
+    normalise=checked(check),
     kernels=KERNELS,
     shape_class=shape_class,
     opaque=opaque_kernels("nap_topk", KERNELS, SCHEMA, fake),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from zbkernels.ops import _backend
-from zbkernels.ops._op import Op, Sample, register
+from zbkernels.ops._op import Op, Sample, checked, register
 from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import rows_class
 from zbkernels.ops.nap_pack import words_for
@@ -122,6 +122,7 @@ OP = Op(
     reference,
     samples,
     public=nap_unpack,
+    normalise=checked(check),
     kernels=KERNELS,
     dtypes=(torch.int64,),
     shape_class=shape_class,

@@ -17,7 +17,7 @@ import torch
 from zbkernels import cards
 from zbkernels.cards import Card
 from zbkernels.files import write_json
-from zbkernels.tables import cache_folder, ignored, locked, read_table
+from zbkernels.tables import cache_folder, ignored, locked, measured_ms, read_table
 from zbkernels.triton import config
 from zbkernels.triton.config import Config, Key
 
@@ -48,9 +48,10 @@ def tuned(device: torch.device, key: Key) -> Config | None:
     card = cards.card_of(device)
     if card is None:
         return None
-    if card not in _read:
-        _read[card] = load(card)
-    result = _read[card].get(key)
+    found = _read.get(card)
+    if found is None:
+        found = _read[card] = load(card)
+    result = found.get(key)
     return None if result is None else result.config
 
 
@@ -86,7 +87,8 @@ def clear() -> list[Path]:
 
 def all_files() -> list[Path]:
     """The user's result files."""
-    return sorted(folder().glob("*.json"))
+    # A name that begins with a dot is a writer's, whose file is not in place yet.
+    return sorted(path for path in folder().glob("*.json") if path.name[0] != "." and path.is_file())
 
 
 def folder() -> Path:
@@ -145,8 +147,6 @@ def _result(row: Mapping[str, Any]) -> tuple[Key, Result]:
         raise TypeError(f"expected names as strings, got {names}")
     if not all(isinstance(size, int) for size in sizes.values()):
         raise TypeError(f"expected sizes as integers, got {sizes}")
-    times = float(row["ms"]), float(row["default_ms"])
-    if not min(times) > 0:
-        raise ValueError(f"expected times above 0, got {times}")
+    times = measured_ms(row["ms"]), measured_ms(row["default_ms"])
     chosen = Config(dict(row["constants"]), row["num_warps"], row["num_stages"])
     return (names[0], names[1], names[2]), Result(chosen, *times)

@@ -67,7 +67,7 @@ def join_windows(sections: torch.Tensor, map_size: Pair, *, by_plane: bool) -> t
             planes,
             BLOCK=_BLOCK,
         )
-    return joined.view(N, K, -1) if by_plane else joined
+    return joined.view(N, K, joined.shape[1]) if by_plane else joined
 
 
 def winner_signature(y: torch.Tensor, code: torch.Tensor, g: Geometry) -> torch.Tensor:

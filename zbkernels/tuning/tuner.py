@@ -35,10 +35,10 @@ class OutOfTime(Exception):
 
 @dataclasses.dataclass
 class Row:
-    """What became of one key, or (key None) of a call that could not be looked at.
+    """What became of one key, or (key None) of a call that has none or could not be looked at.
 
-    ``state``: tuned, cached, failed, not reached, or in a dry run would tune. ``failures``: the candidates that were
-    left out, and why.
+    ``state``: tuned, cached, failed, not reached, nothing to choose, or in a dry run would tune. ``failures``: the
+    candidates that were left out, and why.
     """
 
     op: str
@@ -78,6 +78,8 @@ class Tuner:
         except Exception as error:
             yield Row(workload.op, workload.name, None, "failed", one_line(error))
             return
+        if not seen:
+            yield Row(workload.op, workload.name, None, "nothing to choose")
         best = {key: done[key] for key in seen if key in done}
         allowed: float | None = None
         for key, candidates in dict(seen).items():

@@ -67,7 +67,9 @@ def workloads(
         cases |= dict.fromkeys(_cases(text, dtypes, device))
     chosen = [case for case in cases if case.op in (ops or OPS)]
     if not chosen:
-        raise ValueError(f"no call of {', '.join(ops) or 'any op'} has shape {', '.join(shapes)}")
+        asked = [f"shape {', '.join(shapes)}"] if shapes else []
+        asked += [f"dtype {', '.join(dtypes)}"] if dtypes else []
+        raise ValueError(f"no call of {', '.join(ops) or 'any op'} has {' and '.join(asked)}")
     return [workload for case in chosen for workload in _of(case, device)]
 
 
