@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from exact import check_forward, expected_forward, same
 
+import zbkernels as zb
 from zbkernels.ops._geometry import Geometry
 from zbkernels.triton import conv_relu_pool, conv_tiles
 from zbkernels.triton.config import Config
@@ -248,3 +249,13 @@ def test_random_tiles_agree_to_rounding(small_tiles: None) -> None:
     want = expected_forward(x, weight, g, False, "")[0]
     same(y.isnan(), want.isnan())
     torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+
+
+def test_last_kernel_tells_tiles_from_general() -> None:
+    def run(channels: int) -> str:
+        with zb.use_backend("triton"):
+            zb.conv_relu_pool2d(torch.ones(1, channels, 4, 4), torch.ones(16, channels, 1, 1))
+        return zb.last_kernel()
+
+    assert run(16) == "triton: conv_relu_pool.forward (tiles)"
+    assert run(3) == "triton: conv_relu_pool.forward (general: 3 channels to 16 in a group, fewer than 16)"

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import torch
 
 from zbkernels.ops import _tf32
+from zbkernels.ops._backend import note_kernel
 from zbkernels.ops._geometry import Geometry, Pair, memory_format, plain_weight
 from zbkernels.triton import conv_tiles, nap_pack
 from zbkernels.triton.config import Config, choose
@@ -160,7 +161,9 @@ def _fused(
     What isn't needed comes back as y itself, which stands in for it as the kernel's argument.
     """
     need_sig = units in ("relu", "output")
-    if conv_tiles.can_run(x, weight, g) is None:
+    reason = conv_tiles.can_run(x, weight, g)
+    note_kernel(f"triton: conv_relu_pool.forward ({'tiles' if reason is None else f'general: {reason}'})")
+    if reason is None:
         map_sig = units == "relu" and g.pool != "none"
         output_sig = need_sig and not map_sig
         return conv_tiles.forward(
