@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,17 +240,33 @@ def test_explain_names_the_backend_only_where_it_is_asked_for() -> None:
         assert zb.explain("conv_relu_pool2d", x, weight).chosen == "cuda-emulated"
 
 
+@pytest.fixture(scope="session")
+def under_sanitizers(
+    request: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, tuple[subprocess.Popen[bytes], Path]]]:
+    """The processes of every build that a test of this session waits for, side by side: each takes one core."""
+    folder, running = tmp_path_factory.mktemp("sanitizers"), {}
+    chosen = (item for item in request.session.items if "under_sanitizers" in item.fixturenames)
+    for kind in (item.callspec.params["kind"] for item in chosen):
+        if not library(kind).exists():
+            continue
+        log = folder / f"{kind}.log"
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, FILES)]
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, env=environment(kind), stdout=file, stderr=file)
+        running[kind] = process, log
+    yield running
+    for process, _ in running.values():
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.skipif(bool(SANITIZER), reason="starts the sanitizers")
 @pytest.mark.parametrize("kind", ("asan", "tsan"))
-def test_under_a_sanitizer(kind: str) -> None:
-    if not library(kind).exists():
+def test_under_a_sanitizer(
+    kind: str, under_sanitizers: dict[str, tuple[subprocess.Popen[bytes], Path]]
+) -> None:
+    if kind not in under_sanitizers:
         pytest.skip(MISSING)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, FILES)],
-        env=environment(kind),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    process, log = under_sanitizers[kind]
+    assert process.wait(timeout=1200) == 0, log.read_text(errors="replace")[-5000:]

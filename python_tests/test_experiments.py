@@ -263,16 +263,25 @@ def test_report_draws_again_from_the_metrics(tmp_path: Path) -> None:
     wanted = (folder / "table.md").read_text()
     (folder / "table.md").unlink()
     (folder / "figure.png").unlink()
-    assert report(folder) == [(folder, wanted)]
-    assert report(tmp_path) == [(folder, wanted)]
+    assert list(report(folder)) == [(folder, wanted)]
+    assert list(report(tmp_path)) == [(folder, wanted)]
     assert (folder / "figure.png").stat().st_size > 10_000
     with pytest.raises(ReportError, match="no such folder"):
-        report(tmp_path / "nowhere")
+        list(report(tmp_path / "nowhere"))
     with pytest.raises(ReportError, match="no finished run"):
-        report(folder / "units")
-    (folder / "metrics.json").write_text("{}")
-    with pytest.raises(ReportError, match="not the metrics of an experiment"):
-        report(folder)
+        list(report(folder / "units"))
+    name = json.loads((folder / "metrics.json").read_text())["experiment"]
+    for number, bad in enumerate(("{}", "[]", "cut of", json.dumps({"experiment": name, "scores": 3}))):
+        other = tmp_path / f"{number} before the good one"
+        other.mkdir()
+        (other / "metrics.json").write_text(bad)
+        with pytest.raises(ReportError, match="not the metrics of an experiment"):
+            list(report(other))
+    seen = []
+    with pytest.raises(ReportError) as error:  # of all bad ones, and after the good one
+        seen.extend(report(tmp_path))
+    assert seen == [(folder, wanted)]
+    assert all(f"{number} before the good one" in str(error.value) for number in range(4))
 
 
 def test_the_sweep_counts_changed_predictions() -> None:

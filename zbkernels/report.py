@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,15 +64,14 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def report(folder: Path) -> list[tuple[Path, str]]:
-    """Write table.md and figure.png again, from metrics.json, for the run in ``folder`` or each run inside
-    it.
+def report(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Write table.md and figure.png again, from metrics.json, for the run in ``folder`` or each run inside it.
 
-    Returns:
-        The folders and their tables.
+    Yields:
+        Each run's folder and its table. A run whose metrics are no good keeps none of the others back.
 
     Raises:
-        ReportError: there is no finished run.
+        ReportError: there is no finished run, or, at the end, the metrics of some are no good.
     """
     from zbkernels.experiments import get
     from zbkernels.experiments.runner import write_report
@@ -88,18 +87,22 @@ def report(folder: Path) -> list[tuple[Path, str]]:
         raise ReportError(
             f"{folder}: no finished run here or one level below (a finished run has metrics.json)"
         )
-    tables = []
+    bad: dict[Path, Exception] = {}
     for path in runs:
         try:
             metrics = read_json(path / "metrics.json")
             experiment = get(metrics["experiment"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ReportError(
-                f"{path / 'metrics.json'}: not the metrics of an experiment ({error})"
-            ) from error
-        write_report(experiment, path, metrics)
-        tables.append((path, experiment.table(metrics)))
-    return tables
+            write_report(experiment, path, metrics)
+            table = experiment.table(metrics)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            bad[path / "metrics.json"] = error
+            continue
+        yield path, table
+    if bad:
+        lines = (
+            f"{path}: not the metrics of an experiment ({type(e).__name__}: {e})" for path, e in bad.items()
+        )
+        raise ReportError("; ".join(lines)) from next(iter(bad.values()))
 
 
 def _row(cells: Sequence[str]) -> str:
