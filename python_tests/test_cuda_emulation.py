@@ -134,10 +134,9 @@ def check_first_layer(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> 
 @pytest.mark.parametrize("pool", FIRST_POOLS)
 @pytest.mark.parametrize("layer", FIRST_LAYERS)
 def test_first_layer(layer: str, pool: str, dtype: torch.dtype) -> None:
-    if SANITIZER == "tsan" and (list(FIRST_LAYERS).index(layer) + list(FIRST_POOLS).index(pool)) % 3 != (
-        FIRST_DTYPES.index(dtype)
-    ):
-        pytest.skip("each dtype takes a third of the cases under a sanitizer")
+    number = list(FIRST_LAYERS).index(layer) + list(FIRST_POOLS).index(pool)
+    if SANITIZER == "tsan" and number % 12 != 4 * FIRST_DTYPES.index(dtype):
+        pytest.skip("each dtype takes a twelfth of the cases under ThreadSanitizer")
     image, (k, r, s), conv = FIRST_LAYERS[layer]
     x = whole(*image, dtype=dtype)
     weight = whole(k, image[1] // conv.get("groups", 1), r, s, dtype=dtype, seed=1, most=1)
@@ -269,4 +268,4 @@ def test_under_a_sanitizer(
     if kind not in under_sanitizers:
         pytest.skip(MISSING)
     process, log = under_sanitizers[kind]
-    assert process.wait(timeout=1200) == 0, log.read_text(errors="replace")[-5000:]
+    assert process.wait(timeout=1500) == 0, log.read_text(errors="replace")[-5000:]
