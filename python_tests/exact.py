@@ -22,6 +22,26 @@ DTYPE_IDS = ("f32", "f64", "f16", "bf16")
 
 
 @functools.cache
+def whole(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, most: int = 2) -> torch.Tensor:
+    """Whole numbers from -most to most, the same for one shape and seed."""
+    gen = torch.Generator().manual_seed(seed)
+    return torch.randint(-most, most + 1, shape, generator=gen).to(dtype)
+
+
+def images_of_any_strides(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Images of 3 channels: sliced, misaligned, expanded, transposed, unbatched."""
+    wide = whole(2, 3, 9, 40, dtype=dtype)
+    return (
+        wide[..., ::2],
+        wide[..., 3:30],
+        whole(2 * 3 * 16 * 16 + 1, dtype=dtype)[1:].view(2, 3, 16, 16),
+        whole(1, 3, 8, 8, dtype=dtype).expand(3, 3, 8, 8),
+        whole(2, 3, 9, 1, dtype=dtype).expand(2, 3, 9, 24),
+        whole(2, 3, 9, 16, dtype=dtype).transpose(2, 3),
+        whole(3, 16, 16, dtype=dtype),
+    )
+
+
 def samples_of(op: str, dtype: torch.dtype) -> dict[str, Sample]:
     return {sample.label: sample for sample in OPS[op].samples("cpu", dtype)}
 

@@ -23,9 +23,11 @@ from exact import (
     check_backward,
     check_forward,
     exact_sample,
+    images_of_any_strides,
     same,
     samples_of,
     train_step,
+    whole,
 )
 
 import zbkernels as zb
@@ -106,11 +108,6 @@ FIRST_POOLS: dict[str, dict[str, Any]] = {
 }
 
 
-def whole(*shape: int, dtype: torch.dtype, seed: int = 0, most: int = 2) -> torch.Tensor:
-    gen = torch.Generator().manual_seed(seed)
-    return torch.randint(-most, most + 1, shape, generator=gen).to(dtype)
-
-
 def check_first_layer(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> None:
     """Codes with and without each kind of signature, by the kernel that is meant."""
     g = Geometry.of("test", **options)
@@ -148,16 +145,7 @@ def test_first_layer(layer: str, pool: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", FIRST_DTYPES)
 def test_first_layer_of_any_strides(dtype: torch.dtype) -> None:
     weight = whole(12, 3, 3, 3, dtype=dtype, seed=1, most=1)
-    wide = whole(2, 3, 9, 40, dtype=dtype)
-    for x in (
-        wide[..., ::2],
-        wide[..., 3:30],
-        whole(2 * 3 * 16 * 16 + 1, dtype=dtype)[1:].view(2, 3, 16, 16),
-        whole(1, 3, 8, 8, dtype=dtype).expand(3, 3, 8, 8),
-        whole(2, 3, 9, 1, dtype=dtype).expand(2, 3, 9, 24),
-        whole(2, 3, 9, 16, dtype=dtype).transpose(2, 3),
-        whole(3, 16, 16, dtype=dtype),
-    ):
+    for x in images_of_any_strides(dtype):
         check_first_layer(x, weight, padding=1)
         check_first_layer(x, weight.flip(2).contiguous().transpose(2, 3), padding=1, **POOL_3_2)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from emulation import MISSING
-from exact import DTYPE_IDS, DTYPES, conv_ops, same
+from exact import DTYPE_IDS, DTYPES, conv_ops, same, whole
 
 import zbkernels as zb
 from zbkernels import _loader
@@ -23,10 +23,6 @@ state = _loader.load_emulated()
 assert state.loaded, state.reason
 BACKWARD = torch.ops.zb_emulated._conv_relu_pool2d_backward
 CL = torch.channels_last
-
-
-def whole(*shape: int, seed: int, most: int = 2) -> torch.Tensor:
-    return torch.randint(-most, most + 1, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
 def check(
@@ -181,15 +177,23 @@ LARGE = ("many slices", "no tile fits")
 @pytest.mark.parametrize("label", CASES)
 def test_gradients(label: str, channels_last: bool, dtype: torch.dtype) -> None:
     number = list(CASES).index(label)
-    if SANITIZER and number % 2 != channels_last:
-        pytest.skip("a sanitizer takes a share")
-    if SANITIZER == "tsan" and (label in LARGE or DTYPES[number // 2 % 4] != dtype):
-        pytest.skip("ThreadSanitizer takes a smaller one")
+    if SANITIZER == "tsan" and (
+        label in LARGE or number % 2 != channels_last or DTYPES[number // 2 % 4] != dtype
+    ):
+        pytest.skip("ThreadSanitizer takes a share")
     x_shape, weight_shape, kernel, geometry = CASES[label]
     x, weight = whole(*x_shape, seed=0).to(dtype), whole(*weight_shape, seed=1).to(dtype)
     if channels_last:
         x, weight = x.to(memory_format=CL), weight.to(memory_format=CL)
     check(x, weight, kernel_of(kernel, dtype), **geometry)
+
+
+def test_what_tiles_refuse_is_told() -> None:
+    x_shape, weight_shape, _, geometry = CASES["stride and dilation"]
+    x, weight, g = whole(*x_shape), whole(*weight_shape), Geometry.of("test", **geometry)
+    y, code, _ = conv_ops.forward_reference(x, weight, g, True, "")
+    BACKWARD(y, x, weight, code, *g.conv_args(), **g.pool_kwargs(), need_x=True, need_weight=True)
+    assert zb.last_refusals() == ["tiles input: a stride and a dilation"]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from emulation import MISSING
-from exact import check_forward, same
+from exact import check_forward, same, whole
 
 import zbkernels as zb
 from zbkernels import _loader
@@ -24,7 +24,7 @@ if not _loader.emulated_path().exists():
 assert _loader.load_emulated().loaded
 LIBRARY = ctypes.CDLL(str(_loader.emulated_path()))
 ops = torch.ops.zb_emulated
-SHARE = {"asan": 2, "tsan": 8}.get(SANITIZER, 1)  # one case of so many
+SHARE = {"tsan": 8}.get(SANITIZER, 1)  # one case of so many
 KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "tf32": torch.float32}
 
 
@@ -41,11 +41,6 @@ def kernel_of(kind: str, signature: bool) -> str:
     if kind == "f32" or (kind == "tf32" and signature):
         return "fma tiles"
     return "tensor core"
-
-
-def draw(*shape: int, dtype: torch.dtype, seed: int = 0, most: int = 2) -> torch.Tensor:
-    gen = torch.Generator().manual_seed(seed)
-    return torch.randint(-most, most + 1, shape, generator=gen).to(dtype)
 
 
 def last_kernel() -> str:
@@ -100,9 +95,9 @@ POOLS: dict[str, dict[str, Any]] = {
 def test_every_edge(kind: str, shape: str, pool: str, channels_last: bool) -> None:
     number = list(SHAPES).index(shape) + list(POOLS).index(pool) + channels_last + list(KINDS).index(kind)
     if number % SHARE:
-        pytest.skip("a sanitizer takes a share")
+        pytest.skip("ThreadSanitizer takes a share")
     n, c, h, w, k, r, s = SHAPES[shape]
-    x, weight = draw(n, c, h, w, dtype=KINDS[kind]), draw(k, c, r, s, dtype=KINDS[kind], seed=1, most=1)
+    x, weight = whole(n, c, h, w, dtype=KINDS[kind]), whole(k, c, r, s, dtype=KINDS[kind], seed=1, most=1)
     if channels_last:
         x = x.to(memory_format=torch.channels_last)
     for units in ("output", "relu", ""):
@@ -120,40 +115,40 @@ def test_every_edge(kind: str, shape: str, pool: str, channels_last: bool) -> No
     ids=str,
 )
 def test_strides_and_dilations(kind: str, geometry: dict[str, Any]) -> None:
-    x, weight = draw(2, 9, 13, 12, dtype=KINDS[kind]), draw(11, 9, 3, 3, dtype=KINDS[kind], seed=1, most=1)
+    x, weight = whole(2, 9, 13, 12, dtype=KINDS[kind]), whole(11, 9, 3, 3, dtype=KINDS[kind], seed=1, most=1)
     check(kind, x, weight, **geometry)
     check(kind, x, weight, pool="none", **geometry)
 
 
 def test_groups(kind: str) -> None:
-    x, weight = draw(2, 18, 7, 7, dtype=KINDS[kind]), draw(24, 6, 3, 3, dtype=KINDS[kind], seed=1, most=1)
+    x, weight = whole(2, 18, 7, 7, dtype=KINDS[kind]), whole(24, 6, 3, 3, dtype=KINDS[kind], seed=1, most=1)
     check(kind, x, weight, groups=3, padding=1)
     check(kind, x.to(memory_format=torch.channels_last), weight, groups=3, pool="none")
 
 
 def test_winner_signatures(kind: str) -> None:
-    x, weight = draw(3, 8, 9, 10, dtype=KINDS[kind]), draw(20, 8, 3, 3, dtype=KINDS[kind], seed=1, most=1)
+    x, weight = whole(3, 8, 9, 10, dtype=KINDS[kind]), whole(20, 8, 3, 3, dtype=KINDS[kind], seed=1, most=1)
     for format in (torch.contiguous_format, torch.channels_last):
         check(kind, x.to(memory_format=format), weight, units="winner")
 
 
 def test_strided_unaligned_and_expanded_inputs(kind: str) -> None:
     dtype = KINDS[kind]
-    weight = draw(12, 8, 2, 2, dtype=dtype, seed=1, most=1)
-    whole = draw(2, 8, 9, 18, dtype=dtype)
-    check(kind, whole[..., ::2], weight)
-    check(kind, draw(2 * 8 * 6 * 6 + 1, dtype=dtype)[1:].view(2, 8, 6, 6), weight)
-    check(kind, draw(1, 8, 6, 6, dtype=dtype).expand(3, 8, 6, 6), weight)
-    check(kind, draw(8, 6, 6, dtype=dtype), weight)
-    check(kind, whole, weight.flip(2).contiguous().transpose(2, 3))
+    weight = whole(12, 8, 2, 2, dtype=dtype, seed=1, most=1)
+    image = whole(2, 8, 9, 18, dtype=dtype)
+    check(kind, image[..., ::2], weight)
+    check(kind, whole(2 * 8 * 6 * 6 + 1, dtype=dtype)[1:].view(2, 8, 6, 6), weight)
+    check(kind, whole(1, 8, 6, 6, dtype=dtype).expand(3, 8, 6, 6), weight)
+    check(kind, whole(8, 6, 6, dtype=dtype), weight)
+    check(kind, image, weight.flip(2).contiguous().transpose(2, 3))
     # channels_last inside a larger tensor, with whole chunks between its pixels: read in place
-    inside = draw(2, 16, 6, 6, dtype=dtype).to(memory_format=torch.channels_last)[:, :8]
+    inside = whole(2, 16, 6, 6, dtype=dtype).to(memory_format=torch.channels_last)[:, :8]
     check(kind, inside, weight)
 
 
 def test_nan_and_infinity(kind: str) -> None:
     dtype = KINDS[kind]
-    x, weight = draw(2, 8, 10, 10, dtype=dtype), draw(9, 8, 1, 1, dtype=dtype, seed=1, most=1)
+    x, weight = whole(2, 8, 10, 10, dtype=dtype), whole(9, 8, 1, 1, dtype=dtype, seed=1, most=1)
     x[0, 2, 3, 3], x[1, 0, 0, 0], x[1, 1, 9, 9] = float("nan"), float("inf"), -float("inf")
     check(kind, x, weight)
     check(kind, x, weight, pool="none")
@@ -186,8 +181,8 @@ def test_real_numbers_round_as_their_type_does(kind: str) -> None:
 def test_linear(kind: str, size: tuple[int, int, int], slope: float) -> None:
     rows, features, out = size
     x, weight = (
-        draw(rows, features, dtype=KINDS[kind]),
-        draw(out, features, dtype=KINDS[kind], seed=1, most=1),
+        whole(rows, features, dtype=KINDS[kind]),
+        whole(out, features, dtype=KINDS[kind], seed=1, most=1),
     )
     pre = (x.double() @ weight.double().t()).to(x.dtype)
     want = F.relu(pre) if slope == 0 else pre if slope == 1 else F.leaky_relu(pre, slope)
@@ -200,7 +195,7 @@ def test_linear(kind: str, size: tuple[int, int, int], slope: float) -> None:
 
 
 def test_the_general_kernel_takes_the_rest(kind: str) -> None:
-    x, weight = draw(2, 8, 9, 9, dtype=KINDS[kind]), draw(9, 8, 3, 3, dtype=KINDS[kind], seed=1, most=1)
+    x, weight = whole(2, 8, 9, 9, dtype=KINDS[kind]), whole(9, 8, 3, 3, dtype=KINDS[kind], seed=1, most=1)
     for geometry in ({"pool_kernel": 3}, {"pool_stride": 1}, {"pool_padding": 1}):
         g = Geometry.of("test", **geometry)
         check_forward(
@@ -237,11 +232,11 @@ def test_case_10_tf32_is_taken_only_where_it_is_allowed(kind: str) -> None:
 )
 def test_the_reason_is_told(x: Any, weight: Any, geometry: dict[str, Any], reasons: str) -> None:
     with zb.use_backend("cuda-emulated"):
-        zb.conv_relu_pool2d(draw(*x, dtype=torch.float16), draw(*weight, dtype=torch.float16), **geometry)
+        zb.conv_relu_pool2d(whole(*x, dtype=torch.float16), whole(*weight, dtype=torch.float16), **geometry)
         assert zb.last_kernel() == "cuda-emulated: general simt"
         told = dict(line.split(": ", 1) for line in zb.last_refusals())
         assert told["tensor core"].startswith(reasons)
-        zb.conv_relu_pool2d(draw(1, 8, 6, 6, dtype=torch.float16), draw(9, 8, 3, 3, dtype=torch.float16))
+        zb.conv_relu_pool2d(whole(1, 8, 6, 6, dtype=torch.float16), whole(9, 8, 3, 3, dtype=torch.float16))
         assert not any(line.startswith("tensor core") for line in zb.last_refusals())
 
 
@@ -253,8 +248,8 @@ def tf32_switches() -> Iterator[None]:
 
 
 def test_tf32_follows_torchs_switches(tf32_switches: None) -> None:
-    x, weight = draw(1, 8, 8, 8, dtype=torch.float32), draw(9, 8, 3, 3, dtype=torch.float32)
-    rows, features = draw(9, 64, dtype=torch.float32), draw(12, 64, dtype=torch.float32)
+    x, weight = whole(1, 8, 8, 8, dtype=torch.float32), whole(9, 8, 3, 3, dtype=torch.float32)
+    rows, features = whole(9, 64, dtype=torch.float32), whole(12, 64, dtype=torch.float32)
     with zb.use_backend("cuda-emulated"):
         for allowed, kernel in ((True, "tensor core"), (False, "fma tiles"), (True, "tensor core")):
             torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = allowed, not allowed

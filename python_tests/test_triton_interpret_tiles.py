@@ -13,7 +13,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1, set before triton is imported", allow_module_level=True)
 pytest.importorskip("triton")
 
-from exact import check_forward, expected_forward, same
+from exact import check_forward, expected_forward, same, whole
 
 import zbkernels as zb
 from zbkernels.ops._geometry import Geometry
@@ -26,11 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 UNITS = ("", "output", "relu", "winner")
-
-
-def draw(*shape: int, dtype: torch.dtype, seed: int = 0, most: int = 2) -> torch.Tensor:
-    gen = torch.Generator().manual_seed(seed)
-    return torch.randint(-most, most + 1, shape, generator=gen).to(dtype)
 
 
 def check(
@@ -77,7 +72,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
 
 def operands(case: str, dtype: torch.dtype, channels_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
     shape, weight_shape, _ = CASES[case]
-    x, weight = draw(*shape, dtype=dtype), draw(*weight_shape, dtype=dtype, seed=1, most=1)
+    x, weight = whole(*shape, dtype=dtype), whole(*weight_shape, dtype=dtype, seed=1, most=1)
     if channels_last and x.dim() == 4:
         x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
     return x, weight
@@ -99,8 +94,8 @@ def test_conv(small_tiles: None, case: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ("f16", "f32"))
 def test_conv_in_each_order_of_positions(target: Any, dtype: str) -> None:
     """With the tiles and the order of positions that each GPU would get."""
-    x = draw(1, 16, 9, 11, dtype=DTYPES[dtype]).to(memory_format=torch.channels_last)
-    weight = draw(20, 16, 1, 2, dtype=DTYPES[dtype], seed=1)
+    x = whole(1, 16, 9, 11, dtype=DTYPES[dtype]).to(memory_format=torch.channels_last)
+    weight = whole(20, 16, 1, 2, dtype=DTYPES[dtype], seed=1)
     with assuming(target):
         for pool, ceil_mode, units in (("max", True, ""), ("avg", False, "relu"), ("none", False, "output")):
             g = Geometry.of("test", 1, 1, pool=pool, ceil_mode=ceil_mode)
@@ -120,9 +115,9 @@ def test_bits(
 ) -> None:
     """Bits of the map and of y, by windows and by positions, those in no window too; NaN among them."""
     N, H, W = size
-    x = draw(N, 16, H, W, dtype=torch.float32).to(memory_format=torch.channels_last)
+    x = whole(N, 16, H, W, dtype=torch.float32).to(memory_format=torch.channels_last)
     x[-1, 2, 3, 3] = float("nan")
-    weight = draw(16, 16, 1, 1, dtype=torch.float32, seed=1)
+    weight = whole(16, 16, 1, 1, dtype=torch.float32, seed=1)
     g = Geometry.of("test", pool=pool, ceil_mode=ceil_mode, negative_slope=slope)
     for units in ("relu", "output"):
         check(x, weight, g, units=units)
@@ -132,7 +127,7 @@ def test_bits(
 @pytest.mark.parametrize("side", (1, 2, 4, 9, 16))
 def test_no_images_with_everything_asked_for(pool: str, side: int) -> None:
     """The shapes of codes and signatures of an empty batch too, of maps that are packed by windows or from y."""
-    x, weight = draw(0, 16, side, 12, dtype=torch.float32), draw(16, 16, 1, 1, dtype=torch.float32)
+    x, weight = whole(0, 16, side, 12, dtype=torch.float32), whole(16, 16, 1, 1, dtype=torch.float32)
     g = Geometry.of("test", pool=pool, ceil_mode=True)
     for units in UNITS if pool == "max" else UNITS[:3]:
         check(x, weight, g, units=units)
@@ -143,7 +138,7 @@ def test_no_images_with_everything_asked_for(pool: str, side: int) -> None:
 @pytest.mark.parametrize("slope", (0.0, 0.5))
 def test_ties_nan_and_infinities(small_tiles: None, dtype: str, pool: str, slope: float) -> None:
     """One channel picks one input: windows of equal values, of several NaN, all negative, infinite."""
-    x = draw(1, 16, 8, 12, dtype=DTYPES[dtype], most=1)
+    x = whole(1, 16, 8, 12, dtype=DTYPES[dtype], most=1)
     x[0, 1] = 0
     x[0, 2], x[0, 2, 1::3, ::5] = -3, float("nan")
     x[0, 3] = -1
@@ -161,7 +156,7 @@ def test_ties_nan_and_infinities(small_tiles: None, dtype: str, pool: str, slope
 def test_views(small_tiles: None, view: str, channels_last: bool) -> None:
     """What can't be read in 16-byte chunks is copied; what can, is not."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    x = draw(2, 32, 9, 10, dtype=torch.float16).to(memory_format=layout)
+    x = whole(2, 32, 9, 10, dtype=torch.float16).to(memory_format=layout)
     views = {
         "sliced": x[:, 8:24, ::2, 1:],
         "odd offset": x[:, 3:19],
@@ -169,7 +164,7 @@ def test_views(small_tiles: None, view: str, channels_last: bool) -> None:
         "every other channel": x[:, ::2],
         "transposed": x[:, :16].transpose(2, 3),
     }
-    weight = draw(16, 16, 3, 3, dtype=torch.float16, seed=1, most=1)
+    weight = whole(16, 16, 3, 3, dtype=torch.float16, seed=1, most=1)
     check(views[view], weight, Geometry.of("test", 1, 1))
 
 
@@ -180,7 +175,7 @@ def launched(x: torch.Tensor, weight: torch.Tensor, g: Geometry, units: str = ""
 
 
 def test_channels_last_in_whole_chunks_is_not_copied() -> None:
-    x = draw(2, 32, 8, 8, dtype=torch.float16).to(memory_format=torch.channels_last)
+    x = whole(2, 32, 8, 8, dtype=torch.float16).to(memory_format=torch.channels_last)
     unlike = torch.empty(2, 32, 8, 8, dtype=torch.float16)
     for t, copied in ((x, False), (x[:, 8:, 1:], False), (x[:, 4:], True), (unlike, True)):
         chunks, channels = conv_tiles._chunks(t, 1, (8, 8))
@@ -189,7 +184,7 @@ def test_channels_last_in_whole_chunks_is_not_copied() -> None:
 
 
 def test_the_map_is_pooled_in_the_launch_that_packs_it() -> None:
-    x, weight = draw(2, 16, 16, 16, dtype=torch.float16), draw(16, 16, 3, 3, dtype=torch.float16)
+    x, weight = whole(2, 16, 16, 16, dtype=torch.float16), whole(16, 16, 3, 3, dtype=torch.float16)
     for pool in ("max", "avg"):
         names = launched(x, weight, Geometry.of("test", 1, 1, pool=pool), "relu")
         assert names[0] == "conv_tiles_kernel" and set(names[1:]) == {"windows_to_map_kernel"}
@@ -205,7 +200,7 @@ def test_the_map_is_pooled_in_the_launch_that_packs_it() -> None:
     ),
 )
 def test_the_general_kernel_takes_the_rest(x: Any, weight: Any, geometry: Any, reason: str) -> None:
-    x, weight = draw(*x, dtype=torch.float16), draw(*weight, dtype=torch.float16)
+    x, weight = whole(*x, dtype=torch.float16), whole(*weight, dtype=torch.float16)
     g = Geometry.of("test", **geometry)
     assert reason in conv_tiles.can_run(x, weight, g)
     assert launched(x, weight, g) == ["conv_act_pool_kernel"]

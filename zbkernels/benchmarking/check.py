@@ -25,6 +25,20 @@ def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     return error
 
 
+def equal(out: torch.Tensor, reference: torch.Tensor) -> None:
+    """Nothing, of results that have no rounding.
+
+    Raises:
+        Wrong: a shape, dtype or value differs.
+    """
+    if out.shape != reference.shape or out.dtype != reference.dtype:
+        expected = f"{reference.dtype} {tuple(reference.shape)}"
+        raise Wrong(f"{out.dtype} {tuple(out.shape)}, expected {expected}")
+    wrong = int((out.to(reference.device) != reference).sum())
+    if wrong:
+        raise Wrong(f"{wrong} of {out.numel()} values differ")
+
+
 def tolerance(torch_error: float, documented: float = 0.0) -> float:
     """The error allowed: eight times torch's own on the same problem, or what the op's contract documents.
 

@@ -10,7 +10,7 @@ import torch
 import zbkernels as zb
 from zbkernels.benchmarking import contestants as engines
 from zbkernels.benchmarking.cases import NapCase
-from zbkernels.benchmarking.check import Wrong
+from zbkernels.benchmarking.check import equal
 from zbkernels.benchmarking.contestants import Contestant
 
 
@@ -52,12 +52,7 @@ class NapProblem:
             Wrong: a shape, dtype or value differs.
         """
         (out,) = outputs
-        want = self.expected
-        if out.shape != want.shape or out.dtype != want.dtype:
-            raise Wrong(f"{out.dtype} {tuple(out.shape)}, expected {want.dtype} {tuple(want.shape)}")
-        wrong = int((out.to(want.device) != want).sum())
-        if wrong:
-            raise Wrong(f"{wrong} of {out.numel()} values differ")
+        equal(out, self.expected)
         return 0.0
 
     def contestants(self) -> list[Contestant]:

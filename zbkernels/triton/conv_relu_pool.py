@@ -120,10 +120,8 @@ def forward(
     images = x if batched else x.unsqueeze(0)
     layout = memory_format(x)
     tf32 = x.dtype == torch.float32 and not units and _tf32.allowed("conv")
-    map_size = g.map_size(x, weight)
-    tiled = conv_tiles.can_run(images, weight, g) is None
     of_map = (pool == "avg" and need_code) or (pool != "none" and units == "relu")
-    if of_map and not (tiled and conv_tiles.packs_map(g, *map_size)):
+    if of_map and not conv_tiles.packs_map(images, weight, g):
         whole = g._replace(pool="none", pool_kernel=(1, 1), pool_stride=(1, 1), pool_padding=(0, 0))
         need_factor = need_code and pool == "avg"
         act, factor, sig = _fused(

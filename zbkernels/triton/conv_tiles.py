@@ -55,9 +55,10 @@ def _reach(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> Pair:
     return h, w
 
 
-def packs_map(g: Geometry, H1: int, W1: int) -> bool:
+def packs_map(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> bool:
     """Whether bits of every un-pooled unit come out of the pooling kernel: not of maps smaller than a word."""
-    return _pack_in_kernel(ceil_div(H1, 2) * ceil_div(W1, 2))
+    H1, W1 = g.map_size(x, weight)
+    return can_run(x, weight, g) is None and _pack_in_kernel(ceil_div(H1, 2) * ceil_div(W1, 2))
 
 
 def _pack_in_kernel(windows: int) -> bool:

@@ -51,6 +51,12 @@ Direct faster_directly(const Problem& p) {
 // How a gradient is made.
 enum Way { kNotWanted, kDirect, kTiles, kSimt };
 
+// Whether there is a reason against a kernel, which `last_refusals` then tells.
+bool refused(const char* kernel, const char* reason) {
+  if (reason) note_refusal(kernel, reason);
+  return reason;
+}
+
 const char* name_of(Way input, Way weight) {
   constexpr const char* kNames[4][4] = {
       {"", "backward direct weight", "backward tiles weight", "backward simt weight"},
@@ -89,15 +95,16 @@ std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const 
                    positions ? strides_of(kept) : Strides{}, p.map_words()};
   const BackwardCall call{place, p, g, grad, x, weight, codes};
   const Direct faster = faster_directly(p);
+  note_refusals_from_here();
   Way input = kNotWanted, by_weight = kNotWanted;
   if (need_x) {
-    input = faster.input && direct_input_grad(call, grad_x) ? kDirect
-            : tiles_refuse_input(p, g)                      ? kSimt
-                                                            : kTiles;
+    input = faster.input && direct_input_grad(call, grad_x)    ? kDirect
+            : refused("tiles input", tiles_refuse_input(p, g)) ? kSimt
+                                                               : kTiles;
   }
   if (need_weight) {
     by_weight = faster.weight && direct_weight_grad(call, grad_weight) ? kDirect
-                : tiles_refuse_weight(p, g)                            ? kSimt
+                : refused("tiles weight", tiles_refuse_weight(p, g))   ? kSimt
                                                                        : kTiles;
   }
   if (input > kDirect || by_weight > kDirect) {

@@ -301,24 +301,7 @@ __global__ void __launch_bounds__(Product<T, ROWS>::kThreads, Product<T, ROWS>::
     const int steps = static_cast<int>(cuda::pieces(end - begin, kPositions));
     Multiply product;
     product.clear();
-    const auto load = [&](int step) {
-      unsigned char* const buffer = shared + step % kStages * kBuffer;
-      if (step < steps) loader.load(buffer, buffer + kRowBuffer);
-      cuda::copy_async_commit();
-    };
-#pragma unroll
-    for (int step = 0; step < kStages - 1; ++step) load(step);
-#pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      cuda::copy_async_wait<kStages - 2>();
-      __syncthreads();  // this step's chunks are there for all, and all are done with the buffer filled next
-      load(step + kStages - 1);
-      __syncwarp();  // its lanes may have walked apart; what follows is for the whole warp
-      const unsigned char* const buffer = shared + step % kStages * kBuffer;
-      product.step(buffer, buffer + kRowBuffer);
-    }
-    cuda::copy_async_wait<0>();
-    __syncthreads();
+    sum_steps<kRowBuffer, kBuffer>(shared, steps, loader, product);
     product.store(slices + (slice * g.K + group * g.Kg + row) * columns + column, columns, g.Kg - row,
                   columns - column);
   }

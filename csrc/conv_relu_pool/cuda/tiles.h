@@ -261,6 +261,30 @@ class TileLoader {
   uint32_t has_column_ = 0;
 };
 
+// Multiplies step by step, while chunks of the next ones come through a ring of kStages buffers, each
+// ROW_BYTES for rows and the rest for columns. All threads must call; afterwards the memory is free.
+template <int ROW_BYTES, int BUFFER_BYTES, class Loader, class Product>
+ZB_DEVICE void sum_steps(unsigned char* shared, int steps, Loader& loader, Product& product) {
+  const auto load = [&](int step) {
+    unsigned char* const buffer = shared + step % kStages * BUFFER_BYTES;
+    if (step < steps) loader.load(buffer, buffer + ROW_BYTES);
+    cuda::copy_async_commit();
+  };
+#pragma unroll
+  for (int step = 0; step < kStages - 1; ++step) load(step);
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    cuda::copy_async_wait<kStages - 2>();
+    __syncthreads();  // this step's chunks are there for all, and all are done with the buffer filled next
+    load(step + kStages - 1);
+    __syncwarp();  // its lanes may have walked apart; what follows is for the whole warp
+    const unsigned char* const buffer = shared + step % kStages * BUFFER_BYTES;
+    product.step(buffer, buffer + ROW_BYTES);
+  }
+  cuda::copy_async_wait<0>();
+  __syncthreads();
+}
+
 // --- the way out --------------------------------------------------------------------------------------
 
 // Results leave by 16 bytes where a run of that many lies in one piece: of channels, or of windows of one
@@ -453,24 +477,7 @@ __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLU
     out.describe(g, sinks, y_strides, first_window);
     Multiply product;
     product.clear();
-    const auto load = [&](int step) {
-      unsigned char* const buffer = shared + step % kStages * kBuffer;
-      if (step < steps) loader.load(buffer, buffer + kTileRows * kRowBytes);
-      cuda::copy_async_commit();
-    };
-#pragma unroll
-    for (int step = 0; step < kStages - 1; ++step) load(step);
-#pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      cuda::copy_async_wait<kStages - 2>();
-      __syncthreads();  // this step's chunks are there for all, and all are done with the buffer filled next
-      load(step + kStages - 1);
-      __syncwarp();  // its lanes may have walked apart; what follows is for the whole warp
-      const unsigned char* const buffer = shared + step % kStages * kBuffer;
-      product.step(buffer, buffer + kTileRows * kRowBytes);
-    }
-    cuda::copy_async_wait<0>();
-    __syncthreads();
+    sum_steps<kTileRows * kRowBytes, kBuffer>(shared, steps, loader, product);
 
 #pragma unroll
     for (int pass = 0; pass < COLUMNS / kPassColumns; ++pass) {
