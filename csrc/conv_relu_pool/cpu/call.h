@@ -48,7 +48,8 @@ struct Call {
   Cut images, rows, columns, block_cut;  // a task is one block of each; rows and columns are those of y
   int64_t map_rows, map_columns;         // most of them that one task computes at a time, per image
   bool dense_rows, by_phase;             // how the input is laid out in the slab, see direct.h
-  int64_t fold, filter, shift[2];        // Winograd: see Folding in winograd.h
+  int64_t fold, filter, shift[2];        // Winograd: see Folding in plan.h
+  int64_t points;                        // of one dimension of a tile, see winograd_transforms.h
   int64_t weight_units, weight_bytes;    // packed weights: units of work, and size
   int64_t scratch_bytes;                 // of one thread
   void* packed_weight;

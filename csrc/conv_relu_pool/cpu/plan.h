@@ -11,7 +11,7 @@ constexpr int64_t kTasksPerThread = 4;
 
 // Folding: a convolution of stride 2 is one of stride 1 over the four phases of its input as channels, with
 // filters of half the size: x'[4c + 2a + b][i][j] = x[c][2i + a][2j + b]. With an odd padding the filter gets
-// a leading row or column of zeros (shift 1). Whether F(7 - filter, filter) then applies and pays.
+// a leading row or column of zeros (shift 1). Whether minimal filtering then applies and pays.
 ZB_INLINE bool fold_for_winograd(Call& c) {
   c.fold = c.stride[0];
   if (c.highest || c.groups != 1 || c.fold > 2 || c.stride[1] != c.fold) return false;
@@ -22,6 +22,7 @@ ZB_INLINE bool fold_for_winograd(Call& c) {
     filter[d] = up_div(c.kernel[d] + c.shift[d], c.fold);
   }
   c.filter = filter[0];
+  c.points = c.filter == 3 ? 6 : 8;
   // Below 12 channels the transforms cost more than they save. The error grows with the square root of the
   // channels and reaches 7e-6 of the result at 1024 (README.md).
   const int64_t channels = c.C * c.fold * c.fold;

@@ -27,18 +27,17 @@
 //   as above                                              30.6 [36.2]    94 [195]    27.7 [30.0]
 #pragma once
 
+#include "conv_relu_pool/cpu/winograd_transforms.h"
+
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
-constexpr int kPoints = 6, kProducts = kPoints * kPoints;
-using Float = Vec<float>;
-using Reg = Float::reg;
-
 constexpr int64_t kTransformedBytes = 2 << 20;  // transformed input of one task
 constexpr int64_t kMostTiles = 512;
-constexpr int64_t kBatch = 112;  // most tiles of one image that are multiplied at a time
+constexpr int64_t kProductBytes = 512 << 10;  // products of the tiles that are multiplied at a time
 
-ZB_INLINE int64_t tile_side(const Call& c) { return kPoints + 1 - c.filter; }
+ZB_INLINE int64_t products_of(const Call& c) { return c.points * c.points; }
+ZB_INLINE int64_t tile_side(const Call& c) { return c.points + 1 - c.filter; }
 ZB_INLINE int64_t folded_channels(const Call& c) { return c.C * c.fold * c.fold; }
 ZB_INLINE int64_t channel_groups(const Call& c) { return up_div(folded_channels(c), Float::n); }
 ZB_INLINE int64_t folded_padding(const Call& c, int d) { return up_div(c.padding[d], c.fold); }
@@ -57,54 +56,8 @@ ZB_INLINE Phase phase_of(const Call& c, int64_t folded) {
   return {folded / (c.fold * c.fold), {folded / c.fold % c.fold, folded % c.fold}};
 }
 
-// Bᵀ d
-ZB_INLINE void transform_input(const Reg* d, Reg* out, int step) {
-  const Reg even = Float::fma(Float::set1(-4), d[2], d[4]), odd = Float::fma(Float::set1(-4), d[1], d[3]);
-  const Reg even2 = Float::sub(d[4], d[2]), odd2 = Float::sub(d[3], d[1]);
-  out[0] = Float::fma(Float::set1(4), d[0], Float::fma(Float::set1(-5), d[2], d[4]));
-  out[step] = Float::add(even, odd);
-  out[2 * step] = Float::sub(even, odd);
-  out[3 * step] = Float::fma(Float::set1(2), odd2, even2);
-  out[4 * step] = Float::fma(Float::set1(-2), odd2, even2);
-  out[5 * step] = Float::fma(Float::set1(4), d[1], Float::fma(Float::set1(-5), d[3], d[5]));
-}
-
-// Aᵀ m, for SIDE outputs
-template <int SIDE>
-ZB_INLINE void transform_output(const Reg* m, Reg* out, int step) {
-  const Reg sum1 = Float::add(m[1], m[2]), sum2 = Float::add(m[3], m[4]);
-  const Reg diff1 = Float::sub(m[1], m[2]), diff2 = Float::sub(m[3], m[4]);
-  out[0] = Float::add(m[0], Float::add(sum1, sum2));
-  out[step] = Float::fma(Float::set1(2), diff2, diff1);
-  if constexpr (SIDE >= 3) out[2 * step] = Float::fma(Float::set1(4), sum2, sum1);
-  if constexpr (SIDE >= 4) out[3 * step] = Float::fma(Float::set1(8), diff2, diff1);
-  out[(SIDE - 1) * step] = Float::add(out[(SIDE - 1) * step], m[5]);
-}
-
-// G g: the filter as a polynomial, at the six points.
-template <int SIZE>
-ZB_INLINE void transform_filter(const Reg* g, int step, Reg* out, int out_step) {
-  Reg even = Float::add(g[0], g[2 * step]), odd = g[step];
-  Reg even2 = Float::fma(Float::set1(4), g[2 * step], g[0]), odd2 = Float::mul(Float::set1(2), g[step]);
-  if constexpr (SIZE >= 4) {
-    odd = Float::add(odd, g[3 * step]);
-    odd2 = Float::fma(Float::set1(8), g[3 * step], odd2);
-  }
-  if constexpr (SIZE >= 5) {
-    even = Float::add(even, g[4 * step]);
-    even2 = Float::fma(Float::set1(16), g[4 * step], even2);
-  }
-  const Reg sixth = Float::set1(-1.0f / 6), small = Float::set1(1.0f / 24);
-  out[0] = Float::mul(Float::set1(0.25f), g[0]);
-  out[out_step] = Float::mul(sixth, Float::add(even, odd));
-  out[2 * out_step] = Float::mul(sixth, Float::sub(even, odd));
-  out[3 * out_step] = Float::mul(small, Float::add(even2, odd2));
-  out[4 * out_step] = Float::mul(small, Float::sub(even2, odd2));
-  out[5 * out_step] = g[(SIZE - 1) * step];
-}
-
 // Transformed filters [block][product][folded channel, rounded up][kBlock]. Unit: (block, channel).
-template <class E, int SIZE>
+template <class E, int POINTS, int SIZE>
 void pack_filters(const Call& c, int64_t begin, int64_t end) {
   const int64_t channels = channel_groups(c) * Float::n;
   for (int64_t unit = begin; unit < end; ++unit) {
@@ -112,7 +65,7 @@ void pack_filters(const Call& c, int64_t begin, int64_t end) {
     const int64_t folded = unit % channels;
     const Phase at = phase_of(c, folded);
     float* to =
-        static_cast<float*>(c.packed_weight) + (b.index * kProducts * channels + folded) * kBlock<float>;
+        static_cast<float*>(c.packed_weight) + (b.index * POINTS * POINTS * channels + folded) * kBlock<float>;
     for (int64_t v = 0; v < 2; ++v, to += Float::n) {
       float lanes[SIZE * SIZE][Float::n] = {};
       const int64_t first = b.first + v * Float::n;
@@ -129,20 +82,22 @@ void pack_filters(const Call& c, int64_t begin, int64_t end) {
           }
         }
       }
-      Reg g[SIZE * SIZE], half[kPoints * SIZE], u[kProducts];
+      Reg g[SIZE * SIZE], half[POINTS * SIZE], u[POINTS * POINTS];
       for (int i = 0; i < SIZE * SIZE; ++i) g[i] = Float::load(lanes[i]);
-      for (int s = 0; s < SIZE; ++s) transform_filter<SIZE>(g + s, SIZE, half + s, SIZE);
-      for (int r = 0; r < kPoints; ++r) transform_filter<SIZE>(half + r * SIZE, 1, u + r * kPoints, 1);
-      for (int i = 0; i < kProducts; ++i) Float::store(to + i * channels * kBlock<float>, u[i]);
+      for (int s = 0; s < SIZE; ++s) transform_filter<POINTS, SIZE>(g + s, SIZE, half + s, SIZE);
+      for (int r = 0; r < POINTS; ++r) {
+        transform_filter<POINTS, SIZE>(half + r * SIZE, 1, u + r * POINTS, 1);
+      }
+      for (int i = 0; i < POINTS * POINTS; ++i) Float::store(to + i * channels * kBlock<float>, u[i]);
     }
   }
 }
 
 template <class E>
 void pack_winograd(const Call& c, int64_t begin, int64_t end) {
-  c.filter == 3   ? pack_filters<E, 3>(c, begin, end)
-  : c.filter == 4 ? pack_filters<E, 4>(c, begin, end)
-                  : pack_filters<E, 5>(c, begin, end);
+  c.filter == 3   ? pack_filters<E, 6, 3>(c, begin, end)
+  : c.filter == 4 ? pack_filters<E, 8, 4>(c, begin, end)
+                  : pack_filters<E, 8, 5>(c, begin, end);
 }
 
 // The tiles that a task needs, of every one of its images.
@@ -292,7 +247,7 @@ inline void find_live(const Call& c, const Tiling& tiling, int64_t top, int64_t 
 }
 
 // Transformed input v [product][channel group][tile][Float::n] of `tiles` tiles in all, from a task's images.
-template <class E>
+template <class E, int POINTS>
 void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_t tiles, float* patch,
                       float* v, int64_t pitch, const LiveScratch& live) {
   constexpr int64_t n = Float::n;
@@ -308,18 +263,18 @@ void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_
       for (int64_t r = 0; r < tiling.rows.size(); ++r) {
         for (int64_t s = 0; s < tiling.columns.size(); ++s, to += n) {
           const float* from = patch + (r * side * columns + s * side) * n;
-          Reg d[kPoints], half[kProducts];
-#pragma GCC unroll 6
-          for (int j = 0; j < kPoints; ++j) {
-#pragma GCC unroll 6
-            for (int i = 0; i < kPoints; ++i) d[i] = Float::load(from + (i * columns + j) * n);
-            transform_input(d, half + j, kPoints);
+          Reg d[POINTS], half[POINTS * POINTS];
+#pragma GCC unroll 8
+          for (int j = 0; j < POINTS; ++j) {
+#pragma GCC unroll 8
+            for (int i = 0; i < POINTS; ++i) d[i] = Float::load(from + (i * columns + j) * n);
+            transform_input<POINTS>(d, half + j, POINTS);
           }
-#pragma GCC unroll 6
-          for (int i = 0; i < kPoints; ++i) {
-            transform_input(half + i * kPoints, d, 1);
-#pragma GCC unroll 6
-            for (int j = 0; j < kPoints; ++j) Float::store(to + (i * kPoints + j) * pitch, d[j]);
+#pragma GCC unroll 8
+          for (int i = 0; i < POINTS; ++i) {
+            transform_input<POINTS>(half + i * POINTS, d, 1);
+#pragma GCC unroll 8
+            for (int j = 0; j < POINTS; ++j) Float::store(to + (i * POINTS + j) * pitch, d[j]);
           }
         }
       }
@@ -365,7 +320,7 @@ void direct_tile(const Call& c, int64_t image, int64_t first, int64_t channels, 
 
 // From the products m [product][tile][kBlock] of some tiles of one image to its map, whose memory holds whole
 // tiles. m is that of the first of the tiles.
-template <class E, int SIDE>
+template <class E, int POINTS, int SIDE>
 void transform_outputs(const Call& c, const Tiling& tiling, int64_t image, Range tiles, const Block& b,
                        const float* m, int64_t pitch, float* map, int64_t row_pitch, const Live& live) {
   const int vectors = b.size > Float::n ? 2 : 1;
@@ -374,18 +329,18 @@ void transform_outputs(const Call& c, const Tiling& tiling, int64_t image, Range
     const int64_t r = tile / tiling.columns.size(), s = tile % tiling.columns.size();
     for (int v = 0; v < vectors; ++v) {
       float* to = map + r * SIDE * row_pitch + s * SIDE * kBlock<float> + v * Float::n;
-      Reg in[kPoints], half[SIDE * kPoints], out[SIDE];
-#pragma GCC unroll 6
-      for (int j = 0; j < kPoints; ++j) {
-#pragma GCC unroll 6
-        for (int i = 0; i < kPoints; ++i) in[i] = Float::load(m + (i * kPoints + j) * pitch + v * Float::n);
-        transform_output<SIDE>(in, half + j, kPoints);
+      Reg in[POINTS], half[SIDE * POINTS], out[SIDE];
+#pragma GCC unroll 8
+      for (int j = 0; j < POINTS; ++j) {
+#pragma GCC unroll 8
+        for (int i = 0; i < POINTS; ++i) in[i] = Float::load(m + (i * POINTS + j) * pitch + v * Float::n);
+        transform_output<POINTS, SIDE>(in, half + j, POINTS);
       }
       Reg nothing = Float::zero();  // 0, or NaN where anything is not finite
-#pragma GCC unroll 4
+#pragma GCC unroll 5
       for (int i = 0; i < SIDE; ++i) {
-        transform_output<SIDE>(half + i * kPoints, out, 1);
-#pragma GCC unroll 4
+        transform_output<POINTS, SIDE>(half + i * POINTS, out, 1);
+#pragma GCC unroll 5
         for (int j = 0; j < SIDE; ++j) {
           Float::store(to + i * row_pitch + j * kBlock<float>, out[j]);
           nothing = Float::fma(out[j], Float::zero(), nothing);
@@ -413,8 +368,12 @@ struct Batches {
   int64_t count, size;
 };
 
-ZB_INLINE Batches batches_of(int64_t images, int64_t tiles) {
-  const int64_t count = images > 1 ? 1 : up_div(tiles, kBatch);
+ZB_INLINE int64_t most_in_batch(const Call& c) {
+  return kProductBytes / (products_of(c) * kBlock<float> * static_cast<int64_t>(sizeof(float)));
+}
+
+ZB_INLINE Batches batches_of(const Call& c, int64_t images, int64_t tiles) {
+  const int64_t count = images > 1 ? 1 : up_div(tiles, most_in_batch(c));
   return {count, up_div(tiles, count)};
 }
 
@@ -427,11 +386,11 @@ ZB_INLINE WinogradScratch winograd_scratch(const Call& c, Scratch& memory) {
   const int64_t side = tile_side(c), rows = c.map_rows / side, columns = c.map_columns / side;
   const int64_t tiles = c.images.block * rows * columns,
                 outputs = c.rows.block * c.columns.block * kBlock<float>;
-  const int64_t batch = c.images.block > 1 ? tiles : least(tiles, kBatch);
+  const int64_t batch = c.images.block > 1 ? tiles : least(tiles, most_in_batch(c));
   WinogradScratch s;
   s.patch = memory.take<float>(patch_extent(c, rows) * patch_extent(c, columns) * Float::n);
-  s.v = memory.take<float>(kProducts * product_pitch(channel_groups(c) * tiles * Float::n));
-  s.m = memory.take<float>(kProducts * product_pitch(batch * kBlock<float>));
+  s.v = memory.take<float>(products_of(c) * product_pitch(channel_groups(c) * tiles * Float::n));
+  s.m = memory.take<float>(products_of(c) * product_pitch(batch * kBlock<float>));
   s.map = memory.take<float>(c.map_rows * c.map_columns * kBlock<float>);
   s.value = memory.take<float>(outputs);
   s.position = memory.take<float>(outputs);
@@ -447,7 +406,7 @@ ZB_INLINE WinogradScratch winograd_scratch(const Call& c, Scratch& memory) {
 void plan_winograd(Call& c) {
   const int64_t side = tile_side(c), channels = channel_groups(c) * Float::n;
   const int64_t most_tiles =
-      clamped(kTransformedBytes / (kProducts * channels * 4), 2 * kTilePixels, kMostTiles);
+      clamped(kTransformedBytes / (products_of(c) * channels * 4), 2 * kTilePixels, kMostTiles);
   // Extents rounded up to tiles, which may begin and end outside of what is needed.
   const auto whole_tiles = [&](int d, int64_t outputs) {
     return least(up_to(map_extent(c, d, outputs), side) + side, up_to(c.map[d], side));
@@ -465,11 +424,11 @@ void plan_winograd(Call& c) {
   spread(c, even_rows >= all_rows ? c.out[0] : some, step);
   c.map_rows = whole_tiles(0, c.rows.block);
   if (c.rows.count == 1 && c.columns.count == 1) {
-    const int64_t fit = least(kBatch, most_tiles) / (c.map_rows / side * (c.map_columns / side));
+    const int64_t fit = least(most_in_batch(c), most_tiles) / (c.map_rows / side * (c.map_columns / side));
     c.images = cut_evenly(c.N, clamped(fit, 1, most(1, c.N / (c.threads * kTasksPerThread))));
   }
   c.weight_units = c.blocks * channels;
-  c.weight_bytes = c.weight_units * kProducts * kBlock<float> * 4;
+  c.weight_bytes = c.weight_units * products_of(c) * kBlock<float> * 4;
   Scratch count{nullptr, 0};
   winograd_scratch(c, count);
   c.scratch_bytes = count.used;
@@ -479,10 +438,10 @@ template <class E>
 void run_winograd(const Call& c, const Task& t, Scratch& memory) {
   const WinogradScratch s = winograd_scratch(c, memory);
   const Tiling tiling = tiling_of(c, t.rows, t.columns);
-  const int64_t side = tile_side(c), channels = channel_groups(c) * Float::n;
+  const int64_t side = tile_side(c), products = products_of(c), channels = channel_groups(c) * Float::n;
   const int64_t per_image = tiling.per_image(), tiles = t.images.size() * per_image;
   const int64_t row_pitch = tiling.columns.size() * side * kBlock<float>;
-  const Batches batches = batches_of(t.images.size(), tiles);
+  const Batches batches = batches_of(c, t.images.size(), tiles);
   const int64_t v_pitch = product_pitch(channels * tiles),
                 m_pitch = product_pitch(batches.size * kBlock<float>);
   const int64_t group_pitch = tiles * Float::n;
@@ -490,22 +449,23 @@ void run_winograd(const Call& c, const Task& t, Scratch& memory) {
     const int64_t number = image - t.images.begin;
     const Live live{s.live.live.outputs + number * per_image * side * side,
                     s.live.live.tiles + number * per_image};
-    side == 4   ? transform_outputs<E, 4>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live)
-    : side == 3 ? transform_outputs<E, 3>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live)
-                : transform_outputs<E, 2>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live);
+    c.filter == 3   ? transform_outputs<E, 6, 4>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live)
+    : c.filter == 4 ? transform_outputs<E, 8, 5>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live)
+                    : transform_outputs<E, 8, 4>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live);
   };
   const int64_t down = t.rows.begin - tiling.rows.begin * side;
   const int64_t right = t.columns.begin - tiling.columns.begin * side;
   const Map<float> map{s.map + down * row_pitch + right * kBlock<float>, t.rows, t.columns, row_pitch};
   const Pooled<float> pooled{s.value, s.position, t.out_rows, t.out_columns};
 
-  transform_inputs<E>(c, t, tiling, tiles, s.patch, s.v, v_pitch, s.live);
+  c.points == 6 ? transform_inputs<E, 6>(c, t, tiling, tiles, s.patch, s.v, v_pitch, s.live)
+                : transform_inputs<E, 8>(c, t, tiling, tiles, s.patch, s.v, v_pitch, s.live);
   for (int64_t i = t.blocks.begin; i < t.blocks.end; ++i) {
     const Block b = block_at(c, i);
-    const float* u = static_cast<const float*>(c.packed_weight) + i * kProducts * channels * kBlock<float>;
+    const float* u = static_cast<const float*>(c.packed_weight) + i * products * channels * kBlock<float>;
     for (int64_t first = 0; first < tiles; first += batches.size) {
       const int64_t size = least(batches.size, tiles - first);
-      for (int64_t product = 0; product < kProducts; ++product) {
+      for (int64_t product = 0; product < products; ++product) {
         tile_run<float, Float::n>(size, b.size, s.v + product * v_pitch + first * Float::n, &group_pitch,
                                   folded_channels(c), u + product * channels * kBlock<float>,
                                   s.m + product * m_pitch, false);
