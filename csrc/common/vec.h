@@ -96,3 +96,18 @@ struct Vec;
 #else
 #include "common/vec_portable.h"
 #endif
+
+namespace zb {
+namespace {
+
+// The integer in a lane (see Vec<T>::integer).
+ZB_INLINE int64_t integer_of(float lane) { return bit_cast<int32_t>(lane); }
+ZB_INLINE int64_t integer_of(double lane) { return bit_cast<int64_t>(lane); }
+
+template <class Code, class R>
+ZB_INLINE void store_integers(Code* p, R v) {
+  for (size_t i = 0; i < sizeof(v) / sizeof(v[0]); ++i) p[i] = static_cast<Code>(integer_of(v[i]));
+}
+
+}  // namespace
+}  // namespace zb

@@ -31,6 +31,9 @@ struct Vec<float> {
   static ZB_INLINE reg integer(int64_t i) {
     return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(i)));
   }
+  static ZB_INLINE reg add_integers(reg a, reg b) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }
 };
 
 template <>
@@ -58,6 +61,9 @@ struct Vec<double> {
   static ZB_INLINE reg choose(mask m, reg yes, reg no) { return _mm256_blendv_pd(no, yes, m); }
   static ZB_INLINE uint32_t bits(mask m) { return static_cast<uint32_t>(_mm256_movemask_pd(m)); }
   static ZB_INLINE reg integer(int64_t i) { return _mm256_castsi256_pd(_mm256_set1_epi64x(i)); }
+  static ZB_INLINE reg add_integers(reg a, reg b) {
+    return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a), _mm256_castpd_si256(b)));
+  }
 };
 
 ZB_INLINE __m256 load_as(const float* p) { return _mm256_loadu_ps(p); }
@@ -84,6 +90,16 @@ ZB_INLINE void store_as(BFloat* p, __m256 v) {
                           _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packus_epi32(_mm256_castsi256_si128(up), _mm256_extracti128_si256(up, 1)));
+}
+
+// The low bytes (of integers up to 255), or all bytes, of the integers in v's lanes.
+ZB_INLINE void store_integers(uint8_t* p, __m256 v) {
+  const __m256i all = _mm256_castps_si256(v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+}
+ZB_INLINE void store_integers(int32_t* p, __m256 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_castps_si256(v));
 }
 
 }  // namespace

@@ -29,6 +29,9 @@ struct Vec<float> {
   static ZB_INLINE reg integer(int64_t i) {
     return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int32_t>(i)));
   }
+  static ZB_INLINE reg add_integers(reg a, reg b) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }
 };
 
 template <>
@@ -54,6 +57,9 @@ struct Vec<double> {
   static ZB_INLINE reg choose(mask m, reg yes, reg no) { return _mm512_mask_blend_pd(m, no, yes); }
   static ZB_INLINE uint32_t bits(mask m) { return m; }
   static ZB_INLINE reg integer(int64_t i) { return _mm512_castsi512_pd(_mm512_set1_epi64(i)); }
+  static ZB_INLINE reg add_integers(reg a, reg b) {
+    return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(a), _mm512_castpd_si512(b)));
+  }
 };
 
 ZB_INLINE __m512 load_as(const float* p) { return _mm512_loadu_ps(p); }
@@ -79,6 +85,12 @@ ZB_INLINE void store_as(BFloat* p, __m512 v) {
   up = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), up, _mm512_set1_epi32(0x7fc0));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(up));
 }
+
+// The low bytes, or all bytes, of the integers in v's lanes.
+ZB_INLINE void store_integers(uint8_t* p, __m512 v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)));
+}
+ZB_INLINE void store_integers(int32_t* p, __m512 v) { _mm512_storeu_si512(p, _mm512_castps_si512(v)); }
 
 }  // namespace
 }  // namespace zb

@@ -1,6 +1,7 @@
 #include "conv_relu_pool/cpu/backward_sparse.h"
 
 #if defined(__x86_64__)
+#include "common/transpose.h"
 #include "common/vec.h"
 
 #pragma GCC diagnostic ignored \

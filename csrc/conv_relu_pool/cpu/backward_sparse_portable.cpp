@@ -1,3 +1,4 @@
+#include "common/transpose.h"
 #include "common/vec.h"
 #include "conv_relu_pool/cpu/backward_sparse.h"
 

@@ -209,45 +209,48 @@ void divide(const Call& c, const Pooled<T>& pooled) {
   }
 }
 
-template <class T>
-ZB_INLINE int64_t position_of(const T* position) {
-  if constexpr (sizeof(T) == 4)
-    return bit_cast<int32_t>(*position);
-  else
-    return bit_cast<int64_t>(*position);
-}
-
-template <class T, class Code>
-void write_codes(const Call& c, Code* to, const T* value, const T* position, int64_t count,
-                 int64_t channels) {
-  const bool sloped = c.slope > 0;
-  for (int64_t k = 0; k < channels; ++k) {
-    Code* out = to + k * c.y_strides[1];
-    for (int64_t i = 0; i < count; ++i, out += c.y_strides[3]) {
-      const T v = value[i * kBlock<T> + k];
-      const int64_t pos = position_of(position + i * kBlock<T> + k);
-      *out = static_cast<Code>(sloped ? 1 + 2 * pos + (v > 0 ? 0 : 1) : v <= 0 ? 0 : 1 + pos);
-    }
-  }
-}
-
-template <class E, class T>
-void write_values(const Call& c, E* to, const T* value, int64_t count, int64_t channels) {
+// Lanes [pixel][kBlock] of a run of y's pixels to where y (or its code) has them; store(to, register) writes
+// Vec<T>::n of them side by side.
+template <class T, class Out, class Store>
+void write_lanes(const Call& c, Out* to, const T* lanes, int64_t count, int64_t channels,
+                 const Store& store) {
   using V = Vec<T>;
-  if (c.y_strides[1] == 1) {
-    E line[kBlock<T>];
-    for (int64_t i = 0; i < count; ++i, to += c.y_strides[3], value += kBlock<T>) {
-      E* out = channels == kBlock<T> ? to : line;
-      store_as(out, V::load(value));
-      store_as(out + V::n, V::load(value + V::n));
-      if (out == line) {
-        for (int64_t k = 0; k < channels; ++k) to[k] = line[k];
+  constexpr int64_t n = V::n;
+  for (int64_t k = 0; k < channels; k += n, lanes += n, to += n * c.y_strides[1]) {
+    const int64_t some = least(n, channels - k);
+    // A pixel's lanes, one by one where they don't lie side by side or are not all wanted.
+    const auto write_pixel = [&](int64_t i) {
+      Out* at = to + i * c.y_strides[3];
+      if (some == n && c.y_strides[1] == 1) return store(at, V::load(lanes + i * kBlock<T>));
+      Out line[n];
+      store(line, V::load(lanes + i * kBlock<T>));
+      for (int64_t j = 0; j < some; ++j) at[j * c.y_strides[1]] = line[j];
+    };
+    int64_t i = 0;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      for (; c.y_strides[1] != 1 && i + n <= count; i += n) {
+        alignas(64) float turned[n * n];
+        transpose(lanes + i * kBlock<T>, kBlock<T>, n, some, turned, n);
+        for (int64_t j = 0; j < some; ++j) store(to + j * c.y_strides[1] + i, V::load(turned + j * n));
       }
     }
-    return;
+    for (; i < count; ++i) write_pixel(i);
   }
-  for (int64_t k = 0; k < channels; ++k, to += c.y_strides[1]) {
-    for (int64_t i = 0; i < count; ++i) put(to + i * c.y_strides[3], value[i * kBlock<T> + k]);
+}
+
+// What the backward pass has to know of each window, in place of the positions.
+template <class T>
+void codes_of_positions(const Call& c, const T* value, T* position, int64_t count) {
+  using V = Vec<T>;
+  const typename V::reg one = V::integer(1), two = V::integer(2);
+  for (int64_t i = 0; i < count * 2; ++i, value += V::n, position += V::n) {
+    const typename V::reg v = V::load(value), pos = V::load(position);
+    const typename V::mask on = V::gt(v, V::zero());
+    if (c.slope > 0) {
+      V::store(position, V::add_integers(V::add_integers(pos, pos), V::choose(on, one, two)));
+    } else {
+      V::store(position, V::choose(V::either(on, V::is_nan(v)), V::add_integers(pos, one), V::integer(0)));
+    }
   }
 }
 
@@ -263,14 +266,9 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, int64_t image, const 
   const int64_t plane = c.out[0] * c.out[1];
   for (int64_t r = 0; r < runs; ++r) {
     T* value = pooled.value + r * columns * kBlock<T>;
-    const T* position = pooled.position + r * columns * kBlock<T>;
+    T* position = pooled.position + r * columns * kBlock<T>;
     const int64_t at = (pooled.rows.begin + r) * c.out[1] + pooled.columns.begin;
     const int64_t offset = image * c.y_strides[0] + b.first * c.y_strides[1] + at * c.y_strides[3];
-    if (c.code_kind == CodeKind::kByte) {
-      write_codes(c, static_cast<uint8_t*>(c.code) + offset, value, position, length, b.size);
-    } else if (c.code_kind == CodeKind::kInt) {
-      write_codes(c, static_cast<int32_t*>(c.code) + offset, value, position, length, b.size);
-    }
     if (c.pool == Pooling::kMax && c.slope == 0) {
       for (int64_t i = 0; i < length * 2; ++i) V::store(value + i * V::n, V::relu(V::load(value + i * V::n)));
     }
@@ -279,9 +277,18 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, int64_t image, const 
         int64_t bit = ((b.first + k) * plane + at) * c.unit_bits;
         for (int64_t i = 0; i < length; ++i, bit += c.unit_bits) {
           if (!(value[i * kBlock<T> + k] > 0)) continue;
-          const int64_t code = 1 + position_of(position + i * kBlock<T> + k);
+          const int64_t code = 1 + integer_of(position[i * kBlock<T> + k]);
           or_bits(c.sig + image * c.sig_words, bit, static_cast<uint64_t>(code), c.unit_bits);
         }
+      }
+    }
+    if (c.code_kind == CodeKind::kByte || c.code_kind == CodeKind::kInt) {
+      codes_of_positions(c, value, position, length);
+      const auto store = [](auto* to, typename V::reg v) { store_integers(to, v); };
+      if (c.code_kind == CodeKind::kByte) {
+        write_lanes(c, static_cast<uint8_t*>(c.code) + offset, position, length, b.size, store);
+      } else {
+        write_lanes(c, static_cast<int32_t*>(c.code) + offset, position, length, b.size, store);
       }
     }
     E* y = static_cast<E*>(c.y) + offset;
@@ -295,7 +302,7 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, int64_t image, const 
       }
       write_sign_bits(c.sig + image * c.sig_words, b.first * plane + at, plane, value, length, b.size, false);
     }
-    write_values(c, y, value, length, b.size);
+    write_lanes(c, y, value, length, b.size, [](E* to, typename V::reg v) { store_as(to, v); });
   }
 }
 

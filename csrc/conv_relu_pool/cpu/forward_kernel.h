@@ -8,6 +8,7 @@
 //   epilogue.h  activation, pooling, codes, signatures, y
 #pragma once
 
+#include "common/transpose.h"
 #include "common/vec.h"
 #include "conv_relu_pool/cpu/call.h"
 #include "conv_relu_pool/cpu/task.h"

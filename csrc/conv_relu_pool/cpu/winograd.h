@@ -64,8 +64,8 @@ void pack_filters(const Call& c, int64_t begin, int64_t end) {
     const Block b = block_at(c, unit / channels);
     const int64_t folded = unit % channels;
     const Phase at = phase_of(c, folded);
-    float* to =
-        static_cast<float*>(c.packed_weight) + (b.index * POINTS * POINTS * channels + folded) * kBlock<float>;
+    float* to = static_cast<float*>(c.packed_weight) +
+                (b.index * POINTS * POINTS * channels + folded) * kBlock<float>;
     for (int64_t v = 0; v < 2; ++v, to += Float::n) {
       float lanes[SIZE * SIZE][Float::n] = {};
       const int64_t first = b.first + v * Float::n;
@@ -112,24 +112,53 @@ ZB_INLINE Tiling tiling_of(const Call& c, Range map_rows, Range map_columns) {
           {map_columns.begin / side, up_div(map_columns.end, side)}};
 }
 
-// One folded channel (LANES 1), or Float::n of unit stride (LANES Float::n), of the input under some tiles:
+// to[w * Float::n + i] = from[i * lane_step + w * step], for `lanes` channels and `columns` pixels
+template <class E>
+void interleave(const E* from, int64_t lane_step, int64_t step, int64_t lanes, int64_t columns, float* to) {
+  constexpr int64_t n = Float::n;
+  if (lane_step == 1 && lanes == n) {
+    for (int64_t w = 0; w < columns; ++w) Float::store(to + w * n, load_as(from + w * step));
+  } else if (step == 1 && lanes > 1) {
+    if constexpr (sizeof(E) == sizeof(float)) {
+      transpose(from, lane_step, lanes, columns, to, n);
+    } else {  // widened first, a few columns at a time
+      constexpr int64_t kWide = 4 * n;
+      float wide[n * kWide];
+      for (int64_t w = 0; w < columns; w += kWide) {
+        const int64_t some = least(kWide, columns - w);
+        for (int64_t i = 0; i < lanes; ++i) {
+          const E* row = from + i * lane_step + w;
+          int64_t j = 0;
+          for (; j + n <= some; j += n) Float::store(wide + i * kWide + j, load_as(row + j));
+          for (; j < some; ++j) wide[i * kWide + j] = value_of(row[j]);
+        }
+        transpose(wide, kWide, lanes, some, to + w * n, n);
+      }
+    }
+  } else {
+    for (int64_t i = 0; i < lanes; ++i) {
+      for (int64_t w = 0; w < columns; ++w) to[w * n + i] = value_of(from[i * lane_step + w * step]);
+    }
+  }
+}
+
+// `lanes` folded channels from `at` on, which share a phase, of the input under some tiles:
 // [row][column][Float::n], zeros in the padding.
-template <class E, int LANES>
-void fill_channels(const Call& c, const Phase& at, int64_t image, int64_t top, int64_t left, int64_t rows,
-                   int64_t columns, float* to) {
+template <class E>
+void fill_lanes(const Call& c, const Phase& at, int64_t lanes, int64_t image, int64_t top, int64_t left,
+                int64_t rows, int64_t columns, float* to) {
   constexpr int64_t n = Float::n;
   const auto put_zeros = [&](int64_t begin, int64_t end) {
     for (int64_t w = begin; w < end; ++w) {
-      if constexpr (LANES == 1) {
-        to[w * n] = 0;
-      } else {
+      if (lanes == n) {
         Float::store(to + w * n, Float::zero());
+      } else {
+        for (int64_t i = 0; i < lanes; ++i) to[w * n + i] = 0;
       }
     }
   };
   const int64_t height = up_div(c.in[0] - at.phase[0], c.fold), width = up_div(c.in[1] - at.phase[1], c.fold);
   const int64_t w0 = clamped(-left, 0, columns), w1 = clamped(width - left, w0, columns);
-  const int64_t step = c.fold * c.x_strides[3];
   for (int64_t h = top; h < top + rows; ++h, to += columns * n) {
     if (h < 0 || h >= height || w0 == w1) {
       put_zeros(0, columns);
@@ -139,13 +168,7 @@ void fill_channels(const Call& c, const Phase& at, int64_t image, int64_t top, i
     const E* from = static_cast<const E*>(c.x) + image * c.x_strides[0] + at.channel * c.x_strides[1] +
                     (h * c.fold + at.phase[0]) * c.x_strides[2] +
                     ((left + w0) * c.fold + at.phase[1]) * c.x_strides[3];
-    for (int64_t w = w0; w < w1; ++w, from += step) {
-      if constexpr (LANES == 1) {
-        to[w * n] = value_of(*from);
-      } else {
-        Float::store(to + w * n, load_as(from));
-      }
-    }
+    interleave(from, c.x_strides[1], c.fold * c.x_strides[3], lanes, w1 - w0, to + w0 * n);
     put_zeros(w1, columns);
   }
 }
@@ -154,13 +177,10 @@ template <class E>
 void fill_patch(const Call& c, int64_t image, int64_t channel, int64_t top, int64_t left, int64_t rows,
                 int64_t columns, float* to) {
   const int64_t channels = least(Float::n, folded_channels(c) - channel);
-  if (c.x_strides[1] == 1 && c.fold == 1 && channels == Float::n) {
-    fill_channels<E, Float::n>(c, phase_of(c, channel), image, top, left, rows, columns, to);
-    return;
-  }
   if (channels < Float::n) std::memset(to, 0, sizeof(float) * rows * columns * Float::n);
-  for (int64_t i = 0; i < channels; ++i) {
-    fill_channels<E, 1>(c, phase_of(c, channel + i), image, top, left, rows, columns, to + i);
+  const int64_t together = c.fold == 1 ? channels : 1;
+  for (int64_t i = 0; i < channels; i += together) {
+    fill_lanes<E>(c, phase_of(c, channel + i), together, image, top, left, rows, columns, to + i);
   }
 }
 

@@ -1,11 +1,11 @@
 // The transforms of minimal filtering, in one dimension and for 6 or 8 points. Part of forward_kernel.h.
 //
-// A filter of SIZE taps and its outputs are polynomials; their product is known by its values at POINTS points:
-// 0, 1, -1, 2, -2 and infinity, and for 8 points 1/2 and -1/2 as well. A tile of POINTS inputs gives
+// A filter of SIZE taps and its outputs are polynomials; their product is known by its values at POINTS
+// points: 0, 1, -1, 2, -2 and infinity, and for 8 points 1/2 and -1/2 as well. A tile of POINTS inputs gives
 // POINTS + 1 - SIZE outputs. For each point p and its opposite the even and the odd part are computed once.
-// Lavin and Gray, 2015 (arXiv:1509.09308), give the matrices Bᵀ, G and Aᵀ for 4 and 6 points; those for 8 follow
-// in the same way (Bᵀ: the product of (x - q) over the other points q; G: powers of p over that product's value at
-// p; Aᵀ: powers of p). Errors: README.md.
+// Lavin and Gray, 2015 (arXiv:1509.09308), give the matrices Bᵀ, G and Aᵀ for 4 and 6 points; those for 8
+// follow in the same way (Bᵀ: the product of (x - q) over the other points q; G: powers of p over that
+// product's value at p; Aᵀ: powers of p). Errors: README.md.
 #pragma once
 
 namespace zb::conv_relu_pool::cpu {
@@ -15,7 +15,9 @@ using Float = Vec<float>;
 using Reg = Float::reg;
 
 ZB_INLINE Reg scaled(float factor, Reg a) { return Float::mul(Float::set1(factor), a); }
-ZB_INLINE Reg plus(Reg a, float factor, Reg b) { return Float::fma(Float::set1(factor), b, a); }  // a + factor b
+ZB_INLINE Reg plus(Reg a, float factor, Reg b) {
+  return Float::fma(Float::set1(factor), b, a);
+}  // a + factor b
 
 // to[0], to[step] = even + odd, even - odd: the values at p and at -p
 ZB_INLINE void both_signs(Reg even, Reg odd, Reg* to, int step) {
@@ -35,8 +37,8 @@ ZB_INLINE void transform_input(const Reg* d, Reg* out, int step) {
     out[5 * step] = plus(plus(d[5], -5, d[3]), 4, d[1]);
   } else {
     out[0] = plus(Float::sub(d[0], d[6]), 5.25f, Float::sub(d[4], d[2]));
-    both_signs(plus(Float::add(d[2], d[6]), -4.25f, d[4]), plus(Float::add(d[1], d[5]), -4.25f, d[3]), out + step,
-               step);
+    both_signs(plus(Float::add(d[2], d[6]), -4.25f, d[4]), plus(Float::add(d[1], d[5]), -4.25f, d[3]),
+               out + step, step);
     both_signs(plus(plus(d[6], -1.25f, d[4]), 0.25f, d[2]),
                plus(plus(scaled(2, d[5]), -2.5f, d[3]), 0.5f, d[1]), out + 3 * step, step);
     both_signs(plus(plus(d[6], -5, d[4]), 4, d[2]), plus(plus(scaled(0.5f, d[5]), -2.5f, d[3]), 2, d[1]),
