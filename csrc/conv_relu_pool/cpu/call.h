@@ -47,6 +47,7 @@ struct Call {
   int64_t blocks;         // number of them
   Cut images, rows, columns, block_cut;  // a task is one block of each; rows and columns are those of y
   int64_t map_rows, map_columns;         // most of them that one task computes at a time, per image
+  int64_t chunk_rows;                    // of these, direct: computed before they are pooled
   bool dense_rows, by_phase;             // how the input is laid out in the slab, see direct.h
   int64_t fold, filter, shift[2];        // Winograd: see Folding in plan.h
   int64_t points;                        // of one dimension of a tile, see winograd_transforms.h

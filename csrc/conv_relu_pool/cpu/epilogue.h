@@ -103,14 +103,26 @@ struct Pooled {
   Range rows, columns;
 };
 
+// The rows of windows that have some of the map's rows; those of the pooled values, from where they begin on.
+template <class T>
+ZB_INLINE Range touched_rows(const Call& c, const Map<T>& map, const Pooled<T>& pooled) {
+  const int64_t step = c.pool_stride[0], before = c.pool_padding[0];
+  const int64_t past =
+      map.rows.begin + before - c.pool_kernel[0];  // windows that begin here or earlier have ended
+  return {most(pooled.rows.begin, past < 0 ? 0 : past / step + 1),
+          least(pooled.rows.end, up_div(map.rows.end + before, step))};
+}
+
 // Takes in what the map's rows hold of every window. Rows arrive in order, so that the first of equal values
 // and the last NaN win. The first call for an output must see the first row of its window.
 template <class T, bool POSITION, int VECTORS>
 void pool_max(const Call& c, const Map<T>& map, const Pooled<T>& pooled) {
   using V = Vec<T>;
   const typename V::reg lowest = V::set1(-__builtin_inf());
-  T *value = pooled.value, *position = pooled.position;
-  for (int64_t p = pooled.rows.begin; p < pooled.rows.end; ++p) {
+  const Range touched = touched_rows(c, map, pooled);
+  const int64_t skipped = (touched.begin - pooled.rows.begin) * pooled.columns.size() * kBlock<T>;
+  T *value = pooled.value + skipped, *position = pooled.position + skipped;
+  for (int64_t p = touched.begin; p < touched.end; ++p) {
     const int64_t top = p * c.pool_stride[0] - c.pool_padding[0];
     const int64_t first_row = most(top, 0), h0 = most(first_row, map.rows.begin);
     const int64_t h1 = least(top + c.pool_kernel[0], map.rows.end);
@@ -149,8 +161,9 @@ void pool_max(const Call& c, const Map<T>& map, const Pooled<T>& pooled) {
 template <class T>
 void pool_sum(const Call& c, const Map<T>& map, const Pooled<T>& pooled) {
   using V = Vec<T>;
-  T* value = pooled.value;
-  for (int64_t p = pooled.rows.begin; p < pooled.rows.end; ++p) {
+  const Range touched = touched_rows(c, map, pooled);
+  T* value = pooled.value + (touched.begin - pooled.rows.begin) * pooled.columns.size() * kBlock<T>;
+  for (int64_t p = touched.begin; p < touched.end; ++p) {
     const int64_t top = p * c.pool_stride[0] - c.pool_padding[0];
     const int64_t h0 = most(most(top, 0), map.rows.begin), h1 = least(top + c.pool_kernel[0], map.rows.end);
     for (int64_t q = pooled.columns.begin; q < pooled.columns.end; ++q, value += kBlock<T>) {

@@ -8,6 +8,7 @@
 #include "common/register.h"
 #include "conv_relu_pool/cpu/call.h"
 #include "conv_relu_pool/cpu/kernels.h"
+#include "conv_relu_pool/cpu/packed_weights.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
@@ -88,8 +89,12 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
   kernels.plan(call);
   thread_local Arena weights;
   thread_local Arena scratch;
-  call.packed_weight = weights.get(call.weight_bytes);
-  parallel_for(0, call.weight_units, 16, [&](int64_t begin, int64_t end) { kernels.pack(call, begin, end); });
+  // In training each call brings new weights.
+  const PackedWeights packed = p.need_code ? nullptr : find_packed_weights(kernels, weight, call);
+  if (!packed) {
+    call.packed_weight = weights.get(call.weight_bytes);
+    pack_weights(kernels, call);
+  }
   parallel_tasks(task_count(call), [&](int64_t task) {
     kernels.run(call, task, scratch.get(call.scratch_bytes));
     scratch.release();

@@ -24,27 +24,33 @@ namespace {
 template <class E, class T>
 void run_direct(const Call& c, const Task& t, const DirectScratch<T>& s) {
   const Pooled<T> pooled{s.value, s.position, t.out_rows, t.out_columns};
-  const int64_t images = t.images.size(), row_pitch = t.columns.size() * kBlock<T>;
-  // A window of more rows than fit into the scratch comes in chunks of rows (and the task is one output row).
+  const int64_t row_pitch = t.columns.size() * kBlock<T>;
+  // A window of more rows than fit into the scratch comes in pieces (and the task is one output row).
   const bool whole = t.rows.size() <= c.map_rows;
   Slab<T> slab{};
   if (whole) slab = fill_slab<E, T>(c, t.images, t.rows, t.columns, s.slab);
+  // All rows of several images at once, so that they share the weights of a chain, or a few rows of one
+  // image.
+  const int64_t together = c.chunk_rows < t.rows.size() ? 1 : t.images.size();
   for (int64_t i = t.blocks.begin; i < t.blocks.end; ++i) {
     const Block b = block_at(c, i);
-    for (int64_t h = t.rows.begin; h < t.rows.end; h += c.map_rows) {
-      const Range rows{h, least(h + c.map_rows, t.rows.end)};
-      if (!whole) slab = fill_slab<E, T>(c, t.images, rows, t.columns, s.slab);
-      for (int64_t image = 0; image < images; ++image) {
-        s.maps[image] = {s.map + image * c.map_rows * row_pitch, rows, t.columns, row_pitch};
-      }
-      if (c.algorithm == Algorithm::kDirectPixels) {
-        pixels_block(c, b, slab, images, s.maps, s.offsets);
-      } else {
-        direct_block(c, b, slab, images, s.maps, s.offsets);
-      }
-      for (int64_t image = 0; image < images; ++image) {
-        after_convolution<E>(c, s.maps[image], pooled, t.images.begin + image, b);
-        if (rows.end == t.rows.end) write_outputs<E>(c, pooled, t.images.begin + image, b);
+    for (int64_t first = 0; first < t.images.size(); first += together) {
+      const Range images{first, first + together};
+      for (int64_t h = t.rows.begin; h < t.rows.end; h += c.chunk_rows) {
+        const Range rows{h, least(h + c.chunk_rows, t.rows.end)};
+        if (!whole) slab = fill_slab<E, T>(c, t.images, rows, t.columns, s.slab);
+        for (int64_t image = images.begin; image < images.end; ++image) {
+          s.maps[image] = {s.map + (image - first) * c.map_rows * row_pitch, rows, t.columns, row_pitch};
+        }
+        if (c.algorithm == Algorithm::kDirectPixels) {
+          pixels_block(c, b, slab, images, s.maps, s.offsets);
+        } else {
+          direct_block(c, b, slab, images, s.maps, s.offsets);
+        }
+        for (int64_t image = images.begin; image < images.end; ++image) {
+          after_convolution<E>(c, s.maps[image], pooled, t.images.begin + image, b);
+          if (rows.end == t.rows.end) write_outputs<E>(c, pooled, t.images.begin + image, b);
+        }
       }
     }
   }

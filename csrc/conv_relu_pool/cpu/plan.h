@@ -5,6 +5,7 @@ namespace zb::conv_relu_pool::cpu {
 namespace {
 
 constexpr int64_t kMapBytes = 192 << 10;   // pre-activations of one block
+constexpr int64_t kPoolBytes = 16 << 10;   // of them those that are pooled at once where the weights are few
 constexpr int64_t kSlabBytes = 768 << 10;  // input of one task
 constexpr int64_t kColumns = 512;          // of the map, in one task
 constexpr int64_t kTasksPerThread = 4;
@@ -92,7 +93,7 @@ DirectScratch<T> direct_scratch(const Call& c, Scratch& memory) {
   s.value = memory.take<T>(outputs);
   s.position = memory.take<T>(outputs);
   s.maps = memory.take<Map<T>>(c.images.block);
-  s.offsets = memory.take<int64_t>(chunk_channels<T>(c) * c.kernel[0] * c.kernel[1]);
+  s.offsets = memory.take<int64_t>(chain_channels(c) * c.kernel[0] * c.kernel[1]);
   return s;
 }
 
@@ -114,6 +115,10 @@ void plan_direct(Call& c) {
   c.map_rows = map_extent(c, 0, c.rows.block);
   if (c.rows.block == 1) c.map_rows = least(c.map_rows, most(rows_fit, 64));
   choose_slab(c, c.map_rows, c.map_columns);
+  // With one chain of weights nothing is gained by computing many rows before they are pooled.
+  const bool one_chain = c.algorithm == Algorithm::kDirectPixels || chain_channels(c) == c.Cg;
+  c.chunk_rows =
+      one_chain ? least(c.map_rows, up_to(most(1, kPoolBytes / map_row), c.pool_stride[0])) : c.map_rows;
   // Small images: several a task, which then share each chunk of weights while it is in the cache.
   if (c.rows.count == 1 && c.columns.count == 1 && c.map_rows == map_extent(c, 0, c.out[0])) {
     const int64_t slab = slab_shape(c, c.map_rows, c.map_columns).rows * slab_row;

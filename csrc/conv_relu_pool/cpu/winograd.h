@@ -34,6 +34,7 @@ namespace {
 
 constexpr int64_t kTransformedBytes = 2 << 20;  // transformed input of one task
 constexpr int64_t kMostTiles = 512;
+constexpr int64_t kChannelChain = 256;        // channels of one chain of multiply-adds; chains are added
 constexpr int64_t kProductBytes = 512 << 10;  // products of the tiles that are multiplied at a time
 
 ZB_INLINE int64_t products_of(const Call& c) { return c.points * c.points; }
@@ -307,15 +308,17 @@ void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_
 template <class E, int SIDE>
 void direct_tile(const Call& c, int64_t image, int64_t first, int64_t channels, int64_t top, int64_t left,
                  float* to, int64_t row_pitch) {
-  Reg sum[SIDE][SIDE];
-  for (auto& row : sum) {
-    for (Reg& value : row) value = Float::zero();
-  }
-  for (int64_t ch = 0; ch < c.C; ++ch) {
-    const E* x = static_cast<const E*>(c.x) + image * c.x_strides[0] + ch * c.x_strides[1];
-    const E* w = static_cast<const E*>(c.weight) + first * c.w_strides[0] + ch * c.w_strides[1];
-    for (int64_t r = 0; r < c.kernel[0]; ++r) {
-      for (int64_t s = 0; s < c.kernel[1]; ++s) {
+  const int64_t chain = chain_channels(c);
+  for (int64_t begin = 0; begin < c.C; begin += chain) {
+    Reg sum[SIDE][SIDE];
+    for (auto& row : sum) {
+      for (Reg& value : row) value = Float::zero();
+    }
+    for (int64_t ch = begin; ch < least(c.C, begin + chain); ++ch) {
+      const E* x = static_cast<const E*>(c.x) + image * c.x_strides[0] + ch * c.x_strides[1];
+      const E* w = static_cast<const E*>(c.weight) + first * c.w_strides[0] + ch * c.w_strides[1];
+      for (int64_t tap = 0; tap < c.kernel[0] * c.kernel[1]; ++tap) {
+        const int64_t r = tap / c.kernel[1], s = tap % c.kernel[1];
         float lanes[Float::n] = {};
         for (int64_t k = 0; k < channels; ++k) {
           lanes[k] = value_of(w[k * c.w_strides[0] + r * c.w_strides[2] + s * c.w_strides[3]]);
@@ -332,9 +335,12 @@ void direct_tile(const Call& c, int64_t image, int64_t first, int64_t channels, 
         }
       }
     }
-  }
-  for (int i = 0; i < SIDE; ++i) {
-    for (int j = 0; j < SIDE; ++j) Float::store(to + i * row_pitch + j * kBlock<float>, sum[i][j]);
+    for (int i = 0; i < SIDE; ++i) {
+      for (int j = 0; j < SIDE; ++j) {
+        float* at = to + i * row_pitch + j * kBlock<float>;
+        Float::store(at, begin > 0 ? Float::add(Float::load(at), sum[i][j]) : sum[i][j]);
+      }
+    }
   }
 }
 
@@ -486,9 +492,13 @@ void run_winograd(const Call& c, const Task& t, Scratch& memory) {
     for (int64_t first = 0; first < tiles; first += batches.size) {
       const int64_t size = least(batches.size, tiles - first);
       for (int64_t product = 0; product < products; ++product) {
-        tile_run<float, Float::n>(size, b.size, s.v + product * v_pitch + first * Float::n, &group_pitch,
-                                  folded_channels(c), u + product * channels * kBlock<float>,
-                                  s.m + product * m_pitch, false);
+        const float* v = s.v + product * v_pitch + first * Float::n;
+        for (int64_t ch = 0; ch < folded_channels(c); ch += kChannelChain) {
+          tile_run<float, Float::n>(size, b.size, v + ch / Float::n * group_pitch, &group_pitch,
+                                    least(kChannelChain, folded_channels(c) - ch),
+                                    u + (product * channels + ch) * kBlock<float>, s.m + product * m_pitch,
+                                    ch > 0);
+        }
       }
       if (t.images.size() == 1) outputs(t.images.begin, {first, first + size}, b, s.m);
     }
