@@ -11,6 +11,7 @@ _loader.load()  # before the ops: a library defines them from C++, Python adds o
 
 from zbkernels import nn  # noqa: E402
 from zbkernels.ops import (  # noqa: E402
+    clear_weight_cache,
     conv_relu_pool2d,
     conv_relu_pool2d_nap,
     explain,
@@ -26,10 +27,12 @@ from zbkernels.ops import (  # noqa: E402
     nap_unpack,
     set_conv_precision,
     use_backend,
+    weight_cache_info,
 )
 
 __all__ = [
     "__version__",
+    "clear_weight_cache",
     "conv_relu_pool2d",
     "conv_relu_pool2d_nap",
     "explain",
@@ -46,4 +49,5 @@ __all__ = [
     "nn",
     "set_conv_precision",
     "use_backend",
+    "weight_cache_info",
 ]

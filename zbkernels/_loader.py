@@ -132,6 +132,22 @@ def set_highest_precision(on: bool) -> None:
         library.zb_cpu_set_highest_precision(int(on))
 
 
+def weight_cache() -> tuple[int, int, int, int]:
+    """Hits, misses, entries and bytes of the CPU kernels' packed weights; zeros where they are not loaded."""
+    library = _handles.get("_C_cpu")
+    counts = (ctypes.c_int64 * 4)()
+    if library is not None:
+        library.zb_cpu_weight_cache(counts)
+    return tuple(counts)  # type: ignore[return-value]
+
+
+def clear_weight_cache() -> None:
+    """Gives the memory of the CPU kernels' packed weights back and sets their counts to 0."""
+    library = _handles.get("_C_cpu")
+    if library is not None:
+        library.zb_cpu_clear_weight_cache()
+
+
 def allow_tf32(convolution: bool, matmul: bool) -> None:
     """Tells the CUDA kernels whether float32 may be rounded to TF32; until told otherwise it may not."""
     global _tf32

@@ -9,6 +9,7 @@ from zbkernels.ops._backend import (
     use_backend,
 )
 from zbkernels.ops._op import OPS, Op, Sample
+from zbkernels.ops._weight_cache import clear_weight_cache, weight_cache_info
 from zbkernels.ops.conv_relu_pool2d import conv_relu_pool2d
 from zbkernels.ops.conv_relu_pool2d_nap import conv_relu_pool2d_nap
 from zbkernels.ops.linear_relu import linear_relu
@@ -23,6 +24,7 @@ __all__ = [
     "OPS",
     "Op",
     "Sample",
+    "clear_weight_cache",
     "conv_relu_pool2d",
     "conv_relu_pool2d_nap",
     "explain",
@@ -38,4 +40,5 @@ __all__ = [
     "nap_unpack",
     "set_conv_precision",
     "use_backend",
+    "weight_cache_info",
 ]

@@ -24,11 +24,10 @@ ZB_INLINE bool fold_for_winograd(Call& c) {
   }
   c.filter = filter[0];
   c.points = c.filter == 3 ? 6 : 8;
-  // Below 12 channels the transforms cost more than they save. The error grows with the square root of the
-  // channels and reaches 7e-6 of the result at 1024 (README.md).
+  // With fewer channels the transforms cost more than they save.
   const int64_t channels = c.C * c.fold * c.fold;
-  return filter[0] == filter[1] && c.filter >= 3 && c.filter <= 5 && channels >= 12 && channels <= 1024 &&
-         c.K >= 16 && c.map[0] * c.map[1] >= 16;
+  return filter[0] == filter[1] && c.filter >= 3 && c.filter <= 7 && channels >= (c.filter == 3 ? 12 : 8) && channels <= 4096 &&
+         c.K >= 8 && c.map[0] * c.map[1] >= 16;
 }
 
 template <class T>

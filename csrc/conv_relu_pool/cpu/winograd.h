@@ -34,7 +34,7 @@ namespace {
 
 constexpr int64_t kTransformedBytes = 2 << 20;  // transformed input of one task
 constexpr int64_t kMostTiles = 512;
-constexpr int64_t kChannelChain = 256;        // channels of one chain of multiply-adds; chains are added
+constexpr int64_t kChannelChain = 128;        // channels of one chain of multiply-adds; chains are added
 constexpr int64_t kProductBytes = 512 << 10;  // products of the tiles that are multiplied at a time
 
 ZB_INLINE int64_t products_of(const Call& c) { return c.points * c.points; }
@@ -98,7 +98,9 @@ template <class E>
 void pack_winograd(const Call& c, int64_t begin, int64_t end) {
   c.filter == 3   ? pack_filters<E, 6, 3>(c, begin, end)
   : c.filter == 4 ? pack_filters<E, 8, 4>(c, begin, end)
-                  : pack_filters<E, 8, 5>(c, begin, end);
+  : c.filter == 5 ? pack_filters<E, 8, 5>(c, begin, end)
+  : c.filter == 6 ? pack_filters<E, 8, 6>(c, begin, end)
+                  : pack_filters<E, 8, 7>(c, begin, end);
 }
 
 // The tiles that a task needs, of every one of its images.
@@ -475,9 +477,12 @@ void run_winograd(const Call& c, const Task& t, Scratch& memory) {
     const int64_t number = image - t.images.begin;
     const Live live{s.live.live.outputs + number * per_image * side * side,
                     s.live.live.tiles + number * per_image};
-    c.filter == 3   ? transform_outputs<E, 6, 4>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live)
-    : c.filter == 4 ? transform_outputs<E, 8, 5>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live)
-                    : transform_outputs<E, 8, 4>(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live);
+    const auto transform = c.filter == 3   ? transform_outputs<E, 6, 4>
+                           : c.filter == 4 ? transform_outputs<E, 8, 5>
+                           : c.filter == 5 ? transform_outputs<E, 8, 4>
+                           : c.filter == 6 ? transform_outputs<E, 8, 3>
+                                           : transform_outputs<E, 8, 2>;
+    transform(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live);
   };
   const int64_t down = t.rows.begin - tiling.rows.begin * side;
   const int64_t right = t.columns.begin - tiling.columns.begin * side;
