@@ -21,10 +21,12 @@ thread_local int64_t last_time = 0;  // of the steady clock, which is Python's t
 
 namespace zb {
 
-void note_kernel(const char* literal) {
-  last_kernel = literal;
+void note_kernel(const char* name) {
+  last_kernel = name;
   last_time = std::chrono::steady_clock::now().time_since_epoch().count();
 }
+
+const char* noted_kernel() { return last_kernel; }
 
 void note_refusals_from_here() { refusal_count = 0; }
 

@@ -3,7 +3,9 @@
 
 namespace zb {
 
-void note_kernel(const char* literal);  // a string literal such as "direct avx512"
+// A name such as "direct avx512"; its memory must stay as it is until the next.
+void note_kernel(const char* name);
+const char* noted_kernel();
 
 // Where one of several kernels was chosen: each that was asked before it, with its reason, both string
 // literals.

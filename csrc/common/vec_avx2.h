@@ -31,6 +31,9 @@ struct Vec<float> {
   static ZB_INLINE reg integer(int64_t i) {
     return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(i)));
   }
+  static ZB_INLINE mask same_integer(reg a, reg b) {
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }
   static ZB_INLINE reg add_integers(reg a, reg b) {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
   }

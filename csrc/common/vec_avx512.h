@@ -29,6 +29,9 @@ struct Vec<float> {
   static ZB_INLINE reg integer(int64_t i) {
     return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int32_t>(i)));
   }
+  static ZB_INLINE mask same_integer(reg a, reg b) {
+    return _mm512_cmpeq_epi32_mask(_mm512_castps_si512(a), _mm512_castps_si512(b));
+  }
   static ZB_INLINE reg add_integers(reg a, reg b) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
   }

@@ -43,6 +43,7 @@ struct PortableVec {
     for (int i = 0; i < n; ++i) v[i] = static_cast<Integer>(value);
     return (reg)v;
   }
+  static ZB_INLINE mask same_integer(reg a, reg b) { return (mask)a == (mask)b; }
   static ZB_INLINE reg add_integers(reg a, reg b) { return (reg)((mask)a + (mask)b); }
 };
 

@@ -1,6 +1,9 @@
 #include "conv_relu_pool/cpu/backward.h"
 
+#include <string>
+
 #include "common/aten.h"
+#include "common/last_kernel.h"
 #include "conv_relu_pool/cpu/kernels.h"
 
 namespace zb::conv_relu_pool::cpu {
@@ -21,8 +24,24 @@ std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const 
   }
   if (!need_x && !need_weight) return {grad_x, grad_weight};
   const BackwardArgs args{p, batch(grad), batch(x), weight, batch(code), need_x, need_weight};
-  const bool sparse = sparse_can_run(p) && sparse_is_faster(p, need_x);
-  std::tie(grad_x, grad_weight) = sparse ? backward_sparse(args) : backward_dense(args);
+  BackwardArgs left = args;  // what is left to do
+  const char* input_kernel = "";
+  if (need_x && winograd_input_is_faster(args)) {
+    grad_x = backward_winograd_input(args);
+    input_kernel = noted_kernel();
+    left.need_x = false;
+  }
+  if (left.need_x || left.need_weight) {
+    const bool sparse = sparse_can_run(p) && sparse_is_faster(p, left.need_x);
+    auto [of_x, of_weight] = sparse ? backward_sparse(left) : backward_dense(left);
+    if (left.need_x) grad_x = of_x;
+    grad_weight = of_weight;
+    if (need_x && !left.need_x) {
+      thread_local std::string both;  // lives as long as what notes it
+      both = std::string(input_kernel) + " and " + noted_kernel();
+      note_kernel(both.c_str());
+    }
+  }
   if (need_x && !p.batched) grad_x = torch::stable::squeeze(grad_x, 0);
   return {need_x ? grad_x : none, need_weight ? grad_weight : none};
 }

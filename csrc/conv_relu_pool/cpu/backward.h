@@ -1,8 +1,8 @@
-// The two ways of the CPU's backward pass, chosen by backward.cpp.
+// The three ways of the CPU's backward pass, chosen by backward.cpp.
 //
-// What neither does: multiply by a gradient that is exactly zero. torch's dense convolution computes 0 * inf
-// = NaN where x or weight holds an infinity under a dead unit; the sparse way adds nothing there. NaN
-// gradients are not zero and propagate in both.
+// Where x or weight holds an infinity under a dead unit, torch's dense convolution computes 0 * inf = NaN;
+// the sparse way and the one by minimal filtering add nothing there. NaN gradients are not zero and propagate
+// in all of them.
 #pragma once
 
 #include <tuple>
@@ -20,6 +20,10 @@ struct BackwardArgs {
 
 // Writes out the gradient of the un-pooled map and hands it to torch's convolution_backward. Any problem.
 std::tuple<Tensor, Tensor> backward_dense(const BackwardArgs& args);
+
+// The gradient of x by minimal filtering: whether it can run and is the fastest way, and the way itself.
+bool winograd_input_is_faster(const BackwardArgs& args);
+Tensor backward_winograd_input(const BackwardArgs& args);
 
 // Multiplies only by the gradients that are there (float32; max pooling or none).
 bool sparse_can_run(const Problem& p);

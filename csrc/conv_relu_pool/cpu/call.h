@@ -17,6 +17,18 @@ struct Cut {
   int64_t whole, block, count;
 };
 
+// Says that a call's input is the gradient of an un-pooled map [N, C, in], given as that of the pooled one
+// (in x) and the code that the forward pass wrote.
+struct Unpool {
+  Pooling pool;
+  CodeKind code_kind;
+  const void* code;
+  int64_t code_strides[4];  // of max pooling's code, in elements
+  int64_t size[2], kernel[2], stride[2], padding[2];
+  bool count_include_pad;
+  float slope;
+};
+
 struct Call {
   // sizes, as in Problem; index 0 is the row direction, 1 the column direction
   int64_t N, C, K, Cg, Kg, groups;
@@ -29,6 +41,7 @@ struct Call {
 
   Element element;
   const void* x;
+  const Unpool* unpool;  // null in a forward call
   const void* weight;
   int64_t x_strides[4], w_strides[4];  // N C H W and K C R S, in elements
   void* y;
@@ -60,6 +73,7 @@ struct Kernels {
   const char* direct_name;
   const char* pixels_name;
   const char* winograd_name;
+  const char* winograd_backward_name;
   void (*plan)(Call&);
   void (*pack)(const Call&, int64_t begin, int64_t end);  // of [0, weight_units)
   void (*run)(const Call&, int64_t task, void* scratch);

@@ -47,7 +47,7 @@ template <class E, class T>
 void activate(const Call& c, const Map<T>& map) {
   using V = Vec<T>;
   constexpr bool rounds = sizeof(E) != sizeof(T);
-  if (!rounds && c.slope == 0 && c.pool == Pooling::kMax) return;
+  if (!rounds && (c.slope == 1 || (c.slope == 0 && c.pool == Pooling::kMax))) return;
   const bool act = !(c.slope == 0 && c.pool == Pooling::kMax);
   const typename V::reg slope = V::set1(static_cast<T>(c.slope));
   const auto round = [](typename V::reg v) {

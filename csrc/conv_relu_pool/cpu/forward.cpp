@@ -8,31 +8,10 @@
 #include "common/register.h"
 #include "conv_relu_pool/cpu/call.h"
 #include "conv_relu_pool/cpu/kernels.h"
-#include "conv_relu_pool/cpu/packed_weights.h"
+#include "conv_relu_pool/cpu/run_call.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
-
-const Kernels& kernels_here() {
-#if defined(__x86_64__)
-  if (cpu_capability() == Capability::kAvx512) return kAvx512Kernels;
-  if (cpu_capability() == Capability::kAvx2) return kAvx2Kernels;
-#endif
-  return kPortableKernels;
-}
-
-Element element_of(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Double:
-      return Element::kDouble;
-    case ScalarType::Half:
-      return Element::kHalf;
-    case ScalarType::BFloat16:
-      return Element::kBFloat;
-    default:
-      return Element::kFloat;
-  }
-}
 
 Call make_call(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out) {
   Call c{};
@@ -87,19 +66,8 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
 
   const Kernels& kernels = kernels_here();
   kernels.plan(call);
-  thread_local Arena weights;
-  thread_local Arena scratch;
   // In training each call brings new weights.
-  const PackedWeights packed = p.need_code ? nullptr : find_packed_weights(kernels, weight, call);
-  if (!packed) {
-    call.packed_weight = weights.get(call.weight_bytes);
-    pack_weights(kernels, call);
-  }
-  parallel_tasks(task_count(call), [&](int64_t task) {
-    kernels.run(call, task, scratch.get(call.scratch_bytes));
-    scratch.release();
-  });
-  weights.release();
+  run_call(kernels, call, p.need_code ? nullptr : &weight);
   note_kernel(call.algorithm == Algorithm::kWinograd       ? kernels.winograd_name
               : call.algorithm == Algorithm::kDirectPixels ? kernels.pixels_name
                                                            : kernels.direct_name);

@@ -3,7 +3,12 @@
 
 namespace zb::conv_relu_pool::cpu {
 
-const Kernels kPortableKernels = {
-    "direct portable", "direct-pixels portable", "winograd portable", &plan_call, &pack_weights, &run_task};
+const Kernels kPortableKernels = {"direct portable",
+                                  "direct-pixels portable",
+                                  "winograd portable",
+                                  "backward winograd portable",
+                                  &plan_call,
+                                  &pack_weights,
+                                  &run_task};
 
 }  // namespace zb::conv_relu_pool::cpu

@@ -26,8 +26,8 @@ ZB_INLINE bool fold_for_winograd(Call& c) {
   c.points = c.filter == 3 ? 6 : 8;
   // With fewer channels the transforms cost more than they save.
   const int64_t channels = c.C * c.fold * c.fold;
-  return filter[0] == filter[1] && c.filter >= 3 && c.filter <= 7 && channels >= (c.filter == 3 ? 12 : 8) && channels <= 4096 &&
-         c.K >= 8 && c.map[0] * c.map[1] >= 16;
+  return filter[0] == filter[1] && c.filter >= 3 && c.filter <= 7 && channels >= (c.filter == 3 ? 12 : 8) &&
+         channels <= 4096 && c.K >= 8 && c.map[0] * c.map[1] >= 16;
 }
 
 template <class T>

@@ -27,6 +27,9 @@
 //   as above                                              30.6 [36.2]    94 [195]    27.7 [30.0]
 #pragma once
 
+// each needs those before it
+#include "conv_relu_pool/cpu/interleave.h"
+#include "conv_relu_pool/cpu/unpool.h"
 #include "conv_relu_pool/cpu/winograd_transforms.h"
 
 namespace zb::conv_relu_pool::cpu {
@@ -115,36 +118,6 @@ ZB_INLINE Tiling tiling_of(const Call& c, Range map_rows, Range map_columns) {
           {map_columns.begin / side, up_div(map_columns.end, side)}};
 }
 
-// to[w * Float::n + i] = from[i * lane_step + w * step], for `lanes` channels and `columns` pixels
-template <class E>
-void interleave(const E* from, int64_t lane_step, int64_t step, int64_t lanes, int64_t columns, float* to) {
-  constexpr int64_t n = Float::n;
-  if (lane_step == 1 && lanes == n) {
-    for (int64_t w = 0; w < columns; ++w) Float::store(to + w * n, load_as(from + w * step));
-  } else if (step == 1 && lanes > 1) {
-    if constexpr (sizeof(E) == sizeof(float)) {
-      transpose(from, lane_step, lanes, columns, to, n);
-    } else {  // widened first, a few columns at a time
-      constexpr int64_t kWide = 4 * n;
-      float wide[n * kWide];
-      for (int64_t w = 0; w < columns; w += kWide) {
-        const int64_t some = least(kWide, columns - w);
-        for (int64_t i = 0; i < lanes; ++i) {
-          const E* row = from + i * lane_step + w;
-          int64_t j = 0;
-          for (; j + n <= some; j += n) Float::store(wide + i * kWide + j, load_as(row + j));
-          for (; j < some; ++j) wide[i * kWide + j] = value_of(row[j]);
-        }
-        transpose(wide, kWide, lanes, some, to + w * n, n);
-      }
-    }
-  } else {
-    for (int64_t i = 0; i < lanes; ++i) {
-      for (int64_t w = 0; w < columns; ++w) to[w * n + i] = value_of(from[i * lane_step + w * step]);
-    }
-  }
-}
-
 // `lanes` folded channels from `at` on, which share a phase, of the input under some tiles:
 // [row][column][Float::n], zeros in the padding.
 template <class E>
@@ -180,6 +153,7 @@ template <class E>
 void fill_patch(const Call& c, int64_t image, int64_t channel, int64_t top, int64_t left, int64_t rows,
                 int64_t columns, float* to) {
   const int64_t channels = least(Float::n, folded_channels(c) - channel);
+  if (c.unpool) return fill_unpooled<E>(c, image, channel, channels, top, left, rows, columns, to);
   if (channels < Float::n) std::memset(to, 0, sizeof(float) * rows * columns * Float::n);
   const int64_t together = c.fold == 1 ? channels : 1;
   for (int64_t i = 0; i < channels; i += together) {
@@ -310,39 +284,55 @@ void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_
 template <class E, int SIDE>
 void direct_tile(const Call& c, int64_t image, int64_t first, int64_t channels, int64_t top, int64_t left,
                  float* to, int64_t row_pitch) {
+  constexpr int kReach = SIDE + 6;  // rows that SIDE outputs see of a map that is unpooled: filters up to 7x7
+  float unpooled[kReach * kReach * Float::n];
   const int64_t chain = chain_channels(c);
-  for (int64_t begin = 0; begin < c.C; begin += chain) {
-    Reg sum[SIDE][SIDE];
+  const auto input = [&](int64_t ch, int64_t row, int64_t column) {
+    if (row < 0 || row >= c.in[0] || column < 0 || column >= c.in[1]) return 0.0f;
+    if (c.unpool) {
+      const int64_t at = (row - top + c.padding[0]) * kReach + column - left + c.padding[1];
+      return unpooled[at * Float::n + ch % Float::n];
+    }
+    return value_of(static_cast<const E*>(
+        c.x)[image * c.x_strides[0] + ch * c.x_strides[1] + row * c.x_strides[2] + column * c.x_strides[3]]);
+  };
+  Reg sum[SIDE][SIDE];
+  const auto start_chain = [&sum] {
     for (auto& row : sum) {
       for (Reg& value : row) value = Float::zero();
     }
-    for (int64_t ch = begin; ch < least(c.C, begin + chain); ++ch) {
-      const E* x = static_cast<const E*>(c.x) + image * c.x_strides[0] + ch * c.x_strides[1];
-      const E* w = static_cast<const E*>(c.weight) + first * c.w_strides[0] + ch * c.w_strides[1];
-      for (int64_t tap = 0; tap < c.kernel[0] * c.kernel[1]; ++tap) {
-        const int64_t r = tap / c.kernel[1], s = tap % c.kernel[1];
-        float lanes[Float::n] = {};
-        for (int64_t k = 0; k < channels; ++k) {
-          lanes[k] = value_of(w[k * c.w_strides[0] + r * c.w_strides[2] + s * c.w_strides[3]]);
-        }
-        const Reg weight = Float::load(lanes);
-        for (int i = 0; i < SIDE; ++i) {
-          for (int j = 0; j < SIDE; ++j) {
-            const int64_t row = (top + i) * c.stride[0] + r - c.padding[0];
-            const int64_t column = (left + j) * c.stride[1] + s - c.padding[1];
-            const bool inside = row >= 0 && row < c.in[0] && column >= 0 && column < c.in[1];
-            const float value = inside ? value_of(x[row * c.x_strides[2] + column * c.x_strides[3]]) : 0;
-            sum[i][j] = Float::fma(Float::set1(value), weight, sum[i][j]);
-          }
+  };
+  start_chain();
+  for (int64_t ch = 0; ch < c.C; ++ch) {
+    if (c.unpool && ch % Float::n == 0) {
+      fill_unpooled<E>(c, image, ch, least(Float::n, c.C - ch), top - c.padding[0], left - c.padding[1],
+                       kReach, kReach, unpooled);
+    }
+    const E* w = static_cast<const E*>(c.weight) + first * c.w_strides[0] + ch * c.w_strides[1];
+    for (int64_t tap = 0; tap < c.kernel[0] * c.kernel[1]; ++tap) {
+      const int64_t r = tap / c.kernel[1], s = tap % c.kernel[1];
+      float lanes[Float::n] = {};
+      for (int64_t k = 0; k < channels; ++k) {
+        lanes[k] = value_of(w[k * c.w_strides[0] + r * c.w_strides[2] + s * c.w_strides[3]]);
+      }
+      const Reg weight = Float::load(lanes);
+      for (int i = 0; i < SIDE; ++i) {
+        for (int j = 0; j < SIDE; ++j) {
+          const float value = input(ch, (top + i) * c.stride[0] + r - c.padding[0],
+                                    (left + j) * c.stride[1] + s - c.padding[1]);
+          if (c.unpool && value == 0) continue;  // no gradient, not even where the weight is infinite
+          sum[i][j] = Float::fma(Float::set1(value), weight, sum[i][j]);
         }
       }
     }
+    if ((ch + 1) % chain != 0 && ch + 1 != c.C) continue;
     for (int i = 0; i < SIDE; ++i) {
       for (int j = 0; j < SIDE; ++j) {
         float* at = to + i * row_pitch + j * kBlock<float>;
-        Float::store(at, begin > 0 ? Float::add(Float::load(at), sum[i][j]) : sum[i][j]);
+        Float::store(at, ch >= chain ? Float::add(Float::load(at), sum[i][j]) : sum[i][j]);
       }
     }
+    start_chain();
   }
 }
 

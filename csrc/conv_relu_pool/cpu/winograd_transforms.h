@@ -11,9 +11,6 @@
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
-using Float = Vec<float>;
-using Reg = Float::reg;
-
 ZB_INLINE Reg scaled(float factor, Reg a) { return Float::mul(Float::set1(factor), a); }
 ZB_INLINE Reg plus(Reg a, float factor, Reg b) {
   return Float::fma(Float::set1(factor), b, a);

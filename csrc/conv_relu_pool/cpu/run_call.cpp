@@ -1,0 +1,45 @@
+#include "conv_relu_pool/cpu/run_call.h"
+
+#include "common/cpu_capability.h"
+#include "common/parallel.h"
+#include "conv_relu_pool/cpu/packed_weights.h"
+
+namespace zb::conv_relu_pool::cpu {
+
+const Kernels& kernels_here() {
+#if defined(__x86_64__)
+  if (cpu_capability() == Capability::kAvx512) return kAvx512Kernels;
+  if (cpu_capability() == Capability::kAvx2) return kAvx2Kernels;
+#endif
+  return kPortableKernels;
+}
+
+Element element_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Double:
+      return Element::kDouble;
+    case ScalarType::Half:
+      return Element::kHalf;
+    case ScalarType::BFloat16:
+      return Element::kBFloat;
+    default:
+      return Element::kFloat;
+  }
+}
+
+void run_call(const Kernels& kernels, Call& call, const Tensor* kept) {
+  thread_local Arena weights;
+  thread_local Arena scratch;
+  const PackedWeights packed = kept ? find_packed_weights(kernels, *kept, call) : nullptr;
+  if (!packed) {
+    call.packed_weight = weights.get(call.weight_bytes);
+    pack_weights(kernels, call);
+  }
+  parallel_tasks(task_count(call), [&](int64_t task) {
+    kernels.run(call, task, scratch.get(call.scratch_bytes));
+    scratch.release();
+  });
+  weights.release();
+}
+
+}  // namespace zb::conv_relu_pool::cpu

@@ -1,0 +1,18 @@
+// Runs a planned call on torch's threads.
+#pragma once
+
+#include "common/tensor.h"
+#include "conv_relu_pool/cpu/call.h"
+
+namespace zb::conv_relu_pool::cpu {
+
+// The kernels of the instruction set in use.
+const Kernels& kernels_here();
+
+Element element_of(ScalarType dtype);
+
+// Packs the weights and runs all tasks of a call that kernels.plan has planned. With `kept`, the weight as a
+// tensor, the packed weights come from and go to the cache (packed_weights.h).
+void run_call(const Kernels& kernels, Call& call, const Tensor* kept);
+
+}  // namespace zb::conv_relu_pool::cpu
