@@ -16,8 +16,9 @@ from zbkernels.benchmarking.contestants import Contestant
 from zbkernels.benchmarking.onnx_nodes import nodes_of
 from zbkernels.models import ARCHITECTURES, Linear, build, layer_kernels
 
-# So small that the steps of a measurement change no weight by more than some roundings: every sample of every contestant
-# is then the same step. At an ordinary rate the loss falls meanwhile, by more where more calls fit in a sample.
+# So small that the steps of a measurement change no weight by more than some roundings: every sample of every
+# contestant is then the same step. At an ordinary rate the loss falls meanwhile, by more where more calls fit in a
+# sample.
 LEARNING_RATE = 1e-9
 
 Step = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
