@@ -382,7 +382,7 @@ SUITES: dict[str, list[Case]] = {
             {
                 ("fcn-mnist", "forward"): (1, 32, 512),
                 ("cnn-fashion", "forward"): (1, 32, 512),
-                ("resnet9", "forward"): (1, 32, 128),
+                ("resnet9", "forward"): (1, 32, 64),
                 ("vgg11", "forward"): (1, 32, 128),
                 ("fcn-mnist", "train"): (32, 512),
                 ("cnn-fashion", "train"): (32, 512),
