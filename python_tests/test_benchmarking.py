@@ -9,19 +9,33 @@ import pathlib
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import zbkernels as zb
 from zbkernels.benchmarking import command, contestants, runner, table, timing
-from zbkernels.benchmarking.cases import SUITES, ConvCase, LinearCase, NapCase, PatternCase, select
+from zbkernels.benchmarking.cases import (
+    SUITES,
+    ConvCase,
+    LinearCase,
+    ModelCase,
+    NapCase,
+    PatternCase,
+    select,
+)
 from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.check import Wrong, relative_error, tolerance
 from zbkernels.benchmarking.conv import ConvProblem
 from zbkernels.benchmarking.linear import LinearProblem
+from zbkernels.benchmarking.models import ModelProblem, TrainingStep, training_step, with_loss
 from zbkernels.benchmarking.nap import NapProblem
+from zbkernels.benchmarking.onnx_nodes import nodes_of
 from zbkernels.benchmarking.runner import Settings
+from zbkernels.benchmarking.shape_class import class_of
+from zbkernels.models import ARCHITECTURES, Architecture, Conv, Linear, Residual, build
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FAST = Settings(threads=1, rounds=2, pause=0.0, min_sample=0.0, ceiling_seconds=0.01)
@@ -45,6 +59,14 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         raise contestants.Absent("left out")
 
     monkeypatch.setattr(contestants, "compiled", absent)
+
+
+@pytest.fixture
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> ModelCase:
+    """Three images through a network that has every kind of block."""
+    blocks = (Conv(5, kernel=5), Residual(pool=2), Conv(6, pool=1), Linear(7))
+    monkeypatch.setitem(ARCHITECTURES, "tiny", Architecture("tiny", blocks, image=(2, 9, 8)))
+    return ModelCase("tiny-b3", "tiny", 3)
 
 
 def problem(case: ConvCase | LinearCase | NapCase) -> ConvProblem | LinearProblem | NapProblem:
@@ -241,6 +263,110 @@ def test_close_decisions_of_the_pool_pass_no_gradient() -> None:
     pre[..., 0, 2], pre[..., 1, 3] = 2.0, 2.0 - made.margin * 2  # a clear winner
     pre[..., 0, 4] = made.margin / 2  # barely on
     assert made._unclear(pre).flatten().tolist() == [True, False, True, False]
+
+
+# --- whole networks
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "tiny"])
+def test_operations_of_a_network_are_those_that_torch_counts(name: str, tiny_model: ModelCase) -> None:
+    architecture = ARCHITECTURES[name]
+    model = build(architecture, architecture.image, 10, fused=False).to("meta")
+    images = torch.empty(3, *architecture.image, device="meta")
+    with FlopCounterMode(display=False) as forward:
+        loss = model(images).sum()
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    case = ModelCase(name, name, 3)
+    step = dataclasses.replace(case, mode="train")
+    assert case.flops == forward.get_total_flops()
+    assert step.flops == forward.get_total_flops() + backward.get_total_flops()
+    weights = sum(weight.numel() for weight in model.parameters())
+    assert case.min_bytes == 4 * (images.numel() + 3 * 10 + weights)
+    assert step.min_bytes == case.min_bytes + 4 * weights
+
+
+def test_rows_of_networks_reach_512_images() -> None:
+    here, card = (select(["models"], device=device) for device in ("cpu", "cuda"))
+    for mode in ("forward", "train"):
+        assert {case.model for case in here if case.mode == mode} == set(ARCHITECTURES)
+        assert {case.model for case in card if case.mode == mode and case.n == 512} == set(ARCHITECTURES)
+    assert {case.n for case in here} == {1, 32, 64, 128, 512}
+    shapes = {case.name: case.shape for case in here}
+    assert shapes["cnn-fashion-b32"] == "32x1x28x28 -> 10, 4 layers, 0.809 M weights"
+    assert shapes["resnet9-b1"] == "1x3x32x32 -> 10, 9 layers, 6.57 M weights"
+    assert class_of(here[0]) == ""  # nothing is chosen by measurement for a whole network
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_every_form_of_a_network_passes_the_check(no_compile: None, tiny_model: ModelCase, mode: str) -> None:
+    prepared = runner.prepare(dataclasses.replace(tiny_model, mode=mode), FAST)
+    assert {"ours", "ours CL", "eager", "eager CL"} <= set(prepared.calls)
+    assert prepared.tolerance == 1e-5 and max(prepared.errors.values()) <= 1e-5
+    assert set(prepared.absent.values()) <= {"left out", "not installed", "onnx not installed"}
+    kernels = prepared.kernels["ours"]
+    assert kernels and ("torch" in kernels) == (mode == "train")  # the backward of the linear layer
+
+
+def test_a_network_of_linear_layers_has_no_channels_last_form(no_compile: None) -> None:
+    prepared = runner.prepare(ModelCase("fcn-mnist-b3", "fcn-mnist", 3), FAST)
+    assert not any(name.endswith("CL") for name in (*prepared.calls, *prepared.absent))
+
+
+def test_a_compiled_network_is_traced_whole(tiny_model: ModelCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contestants, "COMPILER", "eager")
+    prepared = runner.prepare(dataclasses.replace(tiny_model, mode="train"), FAST)
+    assert {"compile", "compile CL"} <= set(prepared.calls)
+
+
+def test_a_wrong_gradient_of_a_network_is_found(tiny_model: ModelCase) -> None:
+    made = ModelProblem(dataclasses.replace(tiny_model, mode="train"), "cpu", 1)
+    assert made.error(made.expected) == 0.0
+    wrong = [*made.expected]
+    wrong[3] = wrong[3] * (1 + 2 * made.gradient_tolerance)
+    with pytest.raises(Wrong, match=r"gradient of weight 2: error .*, allowed"):
+        made.error(wrong)
+    with pytest.raises(Wrong, match="3 outputs, expected 8"):
+        made.error(made.expected[:3])
+    wrong = [made.expected[0] * 1.01, *made.expected[1:]]
+    assert made.error(wrong) == pytest.approx(0.01)  # of the loss
+
+
+def test_a_training_step_is_one_step_of_sgd(tiny_model: ModelCase) -> None:
+    architecture = ARCHITECTURES["tiny"]
+    model = build(architecture, architecture.image, 10)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    images, labels = torch.randn(3, *architecture.image), torch.tensor([1, 2, 3])
+    step = training_step(with_loss(model), model, learning_rate=0.5)
+    for _ in range(2):  # gradients of an earlier step must not stay
+        for weight, old in zip(model.parameters(), before, strict=True):
+            weight.data.copy_(old)
+        loss, logits, *grads = TrainingStep(model, step, images, labels)()
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, labels))
+    for weight, old, grad in zip(model.parameters(), before, grads, strict=True):
+        assert grad.any()
+        torch.testing.assert_close(weight.detach(), old - 0.5 * grad)
+
+
+def test_timed_steps_leave_the_problem_as_it_is(tiny_model: ModelCase, no_compile: None) -> None:
+    call = runner.prepare(dataclasses.replace(tiny_model, mode="train"), FAST).calls["ours"]
+    first = float(call()[0])
+    for _ in range(50):
+        last = float(call()[0])
+    assert last == pytest.approx(first, rel=1e-4)
+
+
+def test_a_layer_that_has_no_onnx_operator_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="no operator is known of second, a Tanh"):
+        nodes_of(torch.nn.Sequential(OrderedDict(first=torch.nn.ReLU(), second=torch.nn.Tanh())), "x")
+
+
+def test_a_row_of_a_network_is_whole(tiny_model: ModelCase, no_compile: None) -> None:
+    cases = [tiny_model, dataclasses.replace(tiny_model, mode="train")]
+    report = runner.run(cases, FAST)
+    assert report["failed"] == [] and [row["mode"] for row in report["rows"]] == ["forward", "train"]
+    assert all(row["op"] == "model" and row["gflops"] > 0 for row in report["rows"])
+    assert "| tiny-b3 | 3x2x9x8 -> 10, 6 layers," in table.markdown(report)
 
 
 # --- rows and files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -49,7 +50,7 @@ def one_line_error(result: Result) -> str:
 def test_help_and_version() -> None:
     assert zb("--version").output.strip() == __version__
     shown = zb("--help").output
-    for command in ("list", "run", "report", "bench", "doctor", "demo"):
+    for command in ("list", "run", "time", "report", "bench", "doctor", "demo"):
         assert command in shown
     assert "--preset" in zb("run", "--help").output
 
@@ -71,6 +72,16 @@ def test_run_then_report(tmp_path: Path) -> None:
     shown = zb("report", str(folder))
     assert shown.exit_code == 0
     assert "| with bias: paper | 88.12 |" in shown.output
+
+
+def test_time_shows_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    shown = zb("time", "table1-mnist", "--preset", "smoke", "--out", str(tmp_path))
+    assert shown.exit_code == 0, shown.output
+    assert "fused layers, contiguous: epoch 2/2 in " in shown.output
+    assert "| torch.compile of these, contiguous |" in shown.output
+    assert [path.name for path in (tmp_path / "table1-mnist-smoke").iterdir()] == ["timing.json"]
+    assert "no preset 'long'" in one_line_error(zb("time", "table1-mnist", "--preset", "long"))
 
 
 def test_errors_are_one_clear_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,17 +14,17 @@ import pytest
 import torch
 from idx_files import write_idx_set
 from rich.console import Console
+from torch import nn
 
 from zbkernels import experiments
-from zbkernels.data import DataError
-from zbkernels.experiments import ExperimentError, runner, table1, table1_claims, table1_mnist
+from zbkernels.data import DataError, Dataset
+from zbkernels.experiments import ExperimentError, epoch_timing, runner, table1, table1_claims, table1_mnist
 from zbkernels.experiments.base import Preset
 from zbkernels.experiments.contrast import SCALARS, sweep, zero_image_probabilities
-from zbkernels.experiments.epoch_timing import time_forms
 from zbkernels.experiments.progress import Progress, duration
 from zbkernels.models import build
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, ReportError, judge, report, spread
-from zbkernels.train import TrainConfig
+from zbkernels.train import TrainConfig, train
 
 FILES = ["config.json", "figure.png", "metrics.json", "table.md"]
 TINY = Preset("tests only", "mnist", epochs=2, batch_size=16, seeds=(0, 1), train_images=48, test_images=20)
@@ -440,29 +441,101 @@ def test_the_table_sets_paper_ours_and_difference_side_by_side() -> None:
     assert difference.split("|")[2:5] == [" +0.10 ", " +0.10 ", " +0.10 "]
 
 
-def test_timing_one_epoch_of_each_form(tiny_preset: Path) -> None:
-    data = table1.load_data(TINY, tiny_preset)
-    row = table1_mnist.ROW
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.compile`` traces, and compiles nothing: that takes seconds a shape."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+
+
+def tiny_forms(root: Path, *names: str) -> tuple[Dataset, dict[tuple[str, str], nn.Module]]:
+    data = table1.load_data(TINY, root)
     forms = {
-        (form, "contiguous"): table1.new_model(row, data, bias=False, fused=form == "fused", seed=0)
-        for form in ("fused", "plain")
+        (form, "contiguous"): table1.new_model(
+            table1_mnist.ROW, data, bias=False, fused=form == "fused", seed=0
+        )
+        for form in names
     }
-    timing = time_forms(forms, data, TrainConfig(1, 16))
-    assert [entry["form"] for entry in timing["rows"]] == ["fused", "plain"]
-    assert all(entry["seconds"] > 0 for entry in timing["rows"])
-    assert timing["rows"][1]["kernel"] == "torch"
-    assert timing["rows"][0]["kernel"] not in ("", "torch")
-    forms["plain", "contiguous"] = build(table1.ARCHITECTURES[row.architecture], data.image_shape, 10, seed=1)
+    return data, forms
+
+
+def test_timing_epochs_of_each_form(tiny_preset: Path, traced_only: None) -> None:
+    data, forms = tiny_forms(tiny_preset, *epoch_timing.FORMS)
+    said: list[str] = []
+    config = TrainConfig(20, 20)  # 48 images: the last batch is smaller
+    timing = epoch_timing.time_forms(forms, data, config, say=said.append)
+    assert [entry["form"] for entry in timing["rows"]] == ["fused", "plain", "compiled"]
+    assert timing["epochs"] == 2 and timing["absent"] == {} and len(said) == 6
+    for entry in timing["rows"]:
+        first, second = (epoch["seconds"] for epoch in entry["epochs"])
+        assert first > 0 and second > 0 and entry["seconds"] == pytest.approx((first + second) / 2)
+    assert [entry["kernel"] == "torch" for entry in timing["rows"]] == [False, True, True]
+    # What was timed is the training itself: warming up left no trace.
+    _, forms = tiny_forms(tiny_preset, "plain")
+    history = train(forms["plain", "contiguous"], data, dataclasses.replace(config, epochs=2))
+    for entry in timing["rows"]:
+        after = [epoch["test_accuracy"] for epoch in entry["epochs"]]
+        assert after == pytest.approx([epoch.test_accuracy for epoch in history], abs=5.1)  # one image of 20
+
+
+def test_forms_that_differ_are_not_timed(tiny_preset: Path) -> None:
+    data, forms = tiny_forms(tiny_preset, "fused")
+    architecture = table1.ARCHITECTURES[table1_mnist.ROW.architecture]
+    forms["plain", "contiguous"] = build(architecture, data.image_shape, 10, seed=1)
     with pytest.raises(ExperimentError, match="disagree on the loss"):
-        time_forms(forms, data, TrainConfig(1, 16))
+        epoch_timing.time_forms(forms, data, TrainConfig(1, 16))
 
 
-def test_time_epoch_goes_into_metrics_and_table(tiny_preset: Path, tmp_path: Path) -> None:
-    arguments = {"preset": "tiny", "data": tiny_preset, "out": tmp_path / "out", "seeds": (0,)}
-    runner.run("table1-mnist", progress=quiet(), **arguments)
-    folder = runner.run("table1-mnist", time_epoch=True, progress=quiet(), **arguments)
+def test_a_form_that_cannot_be_compiled_is_left_out(
+    tiny_preset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Uncompiled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda model, **_: Uncompiled())
+    data, forms = tiny_forms(tiny_preset, "fused", "compiled")
+    timing = epoch_timing.time_forms(forms, data, TrainConfig(1, 16), epochs=1)
+    assert [entry["form"] for entry in timing["rows"]] == ["fused"]
+    shown = epoch_timing.table(timing)
+    assert "Left out: torch.compile of these, contiguous: no compiler here" in shown and "One epoch" in shown
+
+
+def test_times_go_into_metrics_and_table(tiny_preset: Path, tmp_path: Path, traced_only: None) -> None:
+    arguments = {"preset": "tiny", "data": tiny_preset, "out": tmp_path / "out"}
+    alone = runner.time_epochs_of("table1-mnist", progress=quiet(), **arguments)
+    assert [row["form"] for row in alone["rows"]] == list(epoch_timing.FORMS)
+    arguments["seeds"] = (0,)
+    folder = runner.run("table1-mnist", progress=quiet(), **arguments)
+    assert metrics_of(folder)["timing"] == alone
+    folder = runner.run("table1-mnist", time_epochs=True, progress=quiet(), **arguments)
     assert metrics_of(folder)["timing"]["rows"][0]["seconds"] > 0
-    assert "## Time of one training epoch" in (folder / "table.md").read_text()
+    text = (folder / "table.md").read_text()
+    assert "## Time of one training epoch" in text and "2 epochs (48 images, batch 16" in text
+
+
+def test_times_of_one_epoch_are_still_shown() -> None:
+    """As results from before torch.compile and a second epoch were measured hold them."""
+    row = {
+        "form": "plain",
+        "label": "plain torch layers, contiguous",
+        "seconds": 2.0,
+        "cpu": 1.9,
+        "kernel": "torch",
+    }
+    timing = {
+        "images": 10,
+        "batch_size": 5,
+        "turn": 20,
+        "threads": 1,
+        "device": "cpu",
+        "torch": "2",
+        "rows": [row],
+    }
+    shown = epoch_timing.table(timing)
+    assert (
+        "| plain torch layers, contiguous | 2.00 | 1.000 | 1.90 | torch |" in shown
+        and "One epoch (10" in shown
+    )
 
 
 def test_progress_prints_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

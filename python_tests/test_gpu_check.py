@@ -520,7 +520,7 @@ def test_the_checks_of_graphs_waiting_and_devices_find_what_they_are_for() -> No
 
 def test_models_that_part_are_found() -> None:
     found = models.forms("fcn-mnist", "cpu", None, compiled=False)
-    data = models.batches(4, 8, "cpu")
+    data = models.batches(4, 8, models.IMAGE, "cpu")
     models.together(found, data, 0.02)
     with torch.no_grad():
         next(found[0].model.parameters()).mul_(1.5)

@@ -6,18 +6,29 @@ import pytest
 import torch
 from torch import nn
 
-from zbkernels.models import ARCHITECTURES, Architecture, Conv, Linear, build, initialise, parameter_count
+from zbkernels.models import (
+    ARCHITECTURES,
+    Architecture,
+    Conv,
+    Linear,
+    Residual,
+    build,
+    initialise,
+    layer_kernels,
+    parameter_count,
+)
 
 SHAPE = (1, 28, 28)
 SMALL = Architecture("small", (Conv(6), Conv(4, kernel=5, pool=1), Linear(12)))
+SKIP = Architecture("skip", (Conv(4), Residual(pool=2)), image=(3, 8, 8))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_forms_share_keys_and_weights(name: str) -> None:
     row = ARCHITECTURES[name]
-    fused = build(row, SHAPE, 10, seed=3).state_dict()
-    plain = build(row, SHAPE, 10, fused=False, seed=3).state_dict()
-    biased = build(row, SHAPE, 10, bias=True, seed=3).state_dict()
+    fused = build(row, row.image, 10, seed=3).state_dict()
+    plain = build(row, row.image, 10, fused=False, seed=3).state_dict()
+    biased = build(row, row.image, 10, bias=True, seed=3).state_dict()
     assert list(fused) == list(plain)
     assert all(key.endswith(".weight") for key in fused)
     assert set(biased) == set(plain) | {key.replace("weight", "bias") for key in plain}
@@ -30,10 +41,10 @@ def test_forms_share_keys_and_weights(name: str) -> None:
         assert 0.2 * bound < bias.abs().max() <= bound
 
 
-@pytest.mark.parametrize("row", [*ARCHITECTURES.values(), SMALL], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*ARCHITECTURES.values(), SMALL, SKIP], ids=lambda row: row.name)
 def test_fused_and_plain_give_the_same_logits(row: Architecture) -> None:
-    images = torch.rand(5, *SHAPE)
-    fused, plain = build(row, SHAPE, 10), build(row, SHAPE, 10, fused=False)
+    images = torch.rand(5, *row.image)
+    fused, plain = build(row, row.image, 10), build(row, row.image, 10, fused=False)
     torch.testing.assert_close(fused(images), plain(images), rtol=1e-4, atol=1e-5)
 
 
@@ -96,6 +107,32 @@ def test_initialisation_does_not_depend_on_the_memory_format() -> None:
     initialise(two, 5)
     assert torch.equal(one.conv2.weight, two.conv2.weight)
     assert two.conv2.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+def test_a_residual_adds_its_input(fused: bool) -> None:
+    model = build(SKIP, SKIP.image, 10, fused=fused)
+    x = torch.randn(2, 4, 4, 4)
+    first, second = (model.residual2.inside.get_parameter(f"conv{i}.weight") for i in (1, 2))
+    inside = x
+    for weight in (first, second):
+        inside = torch.relu(torch.conv2d(inside, weight, padding=1))
+    torch.testing.assert_close(model.residual2(x), x + inside)
+    assert model.pool2(x).shape == (2, 4, 2, 2)
+    assert str(SKIP) == "conv3×3(4)-pool2-residual3×3-pool2-fc(classes)"
+
+
+def test_each_fused_layer_names_its_kernels() -> None:
+    model, images = build(SMALL, SHAPE, 10), torch.rand(2, *SHAPE)
+    with torch.no_grad():
+        forward = layer_kernels(model, lambda: model(images))
+    both = layer_kernels(model, lambda: model(images).sum().backward())
+    assert list(forward) == list(both) == ["conv1", "conv2", "fc3"]
+    assert [ran[:1] for ran in both.values()] == list(forward.values())
+    assert all(len(ran) == 2 for ran in both.values())
+    assert both["fc3"][1] == "torch"  # whose own its backward is
+    assert layer_kernels(build(SMALL, SHAPE, 10, fused=False), lambda: None) == {}
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
 
 
 def test_sizes_and_names() -> None:

@@ -62,9 +62,7 @@ def run(
         list[str] | None, typer.Option(help="Only this kind of network (may be repeated)")
     ] = None,
     form: Annotated[str, typer.Option(help="Zero-bias networks on fused or plain layers")] = "fused",
-    time_epoch: Annotated[
-        bool, typer.Option("--time-epoch", help="Also time one epoch in each form")
-    ] = False,
+    time_epochs: Annotated[bool, typer.Option("--time-epochs", help="Also do what `zb time` does")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over, whatever is there")] = False,
 ) -> None:
     """Run an experiment. A run that was cut off goes on; a finished one is shown, not repeated."""
@@ -80,10 +78,27 @@ def run(
             seeds=_seeds(seeds),
             variants=tuple(variant) if variant else None,
             form=form,
-            time_epoch=time_epoch,
+            time_epochs=time_epochs,
             force=force,
         )
         _show(folder)
+
+
+@app.command("time")
+def time_epochs(
+    name: Annotated[str, typer.Argument(help="An experiment from `zb list`")],
+    preset: Annotated[str, typer.Option(help="smoke, quick or paper")] = "paper",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:index]")] = "auto",
+    data: Data = None,
+    out: Annotated[Path, typer.Option(help="Keeps OUT/NAME-PRESET/timing.json")] = Path("out"),
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights and the order of images")] = 0,
+) -> None:
+    """Time two training epochs of an experiment's zero-bias network on fused, plain and compiled layers, in turn."""
+    with _one_line_errors():
+        from zbkernels.experiments import epoch_timing, runner
+
+        timing = runner.time_epochs_of(name, preset=preset, device=device, data=data, out=out, seed=seed)
+        print(epoch_timing.table(timing))
 
 
 @app.command()

@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
-import zbkernels as zb
 from gpu.rows import Task, options, run_tasks
 from zbkernels.benchmarking import contestants
+from zbkernels.benchmarking.cases import CLASSES
+from zbkernels.benchmarking.models import batches, training_step, with_loss
 from zbkernels.benchmarking.runner import Settings, environment
 from zbkernels.benchmarking.timing import CudaClock, interleave
-from zbkernels.models import ARCHITECTURES, build
+from zbkernels.models import ARCHITECTURES, build, layer_kernels
 
+# Those of the experiments; `zb bench --suite models --device cuda` has the larger ones.
+MODELS = ("fcn-mnist", "cnn-fashion")
 IMAGE = (1, 28, 28)
-CLASSES = 10
 BATCH = 512  # the paper's on MNIST
 LEARNING_RATE = 0.003
 APART = {None: 0.02, torch.bfloat16: 0.1}  # of the loss, at any step; bfloat16 rounds to 8 bits
@@ -33,11 +35,11 @@ APART = {None: 0.02, torch.bfloat16: 0.1}  # of the loss, at any step; bfloat16 
 
 @dataclasses.dataclass
 class Form:
-    """One way to run a model: its step returns the loss before the update."""
+    """One way to run a model: its step returns the loss and the logits before the update."""
 
     name: str
     model: nn.Module
-    step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    step: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def forms(name: str, device: str, autocast: torch.dtype | None, *, compiled: bool) -> list[Form]:
@@ -52,39 +54,13 @@ def forms(name: str, device: str, autocast: torch.dtype | None, *, compiled: boo
     found = []
     for form, model in models.items():
         model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        run: Any = model
+        function = with_loss(model)
         if form == "compile CL":
-            run = contestants.per_call(contestants.compiled(model, device), device)
-        found.append(Form(form, model, _step(run, model, device, autocast)))
+            function = contestants.compiled(function, device)
+        function = contestants.per_call(function, device)
+        step = training_step(function, model, learning_rate=LEARNING_RATE, autocast=autocast)
+        found.append(Form(form, model, step))
     return found
-
-
-def _step(run: Any, model: nn.Module, device: str, autocast: torch.dtype | None) -> Any:
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    kind = torch.device(device).type
-
-    def step(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, autocast, enabled=autocast is not None):
-            loss = nn.functional.cross_entropy(run(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-def batches(count: int, batch: int, device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Images made on the spot: a fixed pattern for each class, in noise."""
-    seed = torch.Generator().manual_seed(0)
-    patterns = torch.randn(CLASSES, *IMAGE, generator=seed)
-    made = []
-    for _ in range(count):
-        labels = torch.randint(0, CLASSES, (batch,), generator=seed)
-        images = patterns[labels] + torch.randn(batch, *IMAGE, generator=seed)
-        images = images.to(device).contiguous(memory_format=torch.channels_last)
-        made.append((images, labels.to(device)))
-    return made
 
 
 def together(
@@ -98,27 +74,13 @@ def together(
     losses: dict[str, list[float]] = {form.name: [] for form in found}
     for images, labels in data:
         for form in found:
-            losses[form.name].append(float(form.step(images, labels)))
+            losses[form.name].append(float(form.step(images, labels)[0]))
     right = losses["eager CL"]
     for name, values in losses.items():
         apart = max(abs(a - b) / max(abs(b), 1e-2) for a, b in zip(values, right, strict=True))
         assert apart <= allowed, f"{name}: losses apart by {apart:.2g} of eager's, allowed {allowed}"
         assert values[-1] < values[0], f"{name}: the loss went from {values[0]:.3g} to {values[-1]:.3g}"
     return losses
-
-
-def kernels(model: nn.Module, images: torch.Tensor) -> dict[str, str]:
-    """Which kernel each fused layer of the model runs forward."""
-    ran: dict[str, str] = {}
-    hooks = [
-        layer.register_forward_hook(lambda *_, name=name: ran.update({name: zb.last_kernel()}))
-        for name, layer in model.named_modules()
-        if type(layer).__module__.startswith("zbkernels.nn")
-    ]
-    model(images)
-    for hook in hooks:
-        hook.remove()
-    return ran
 
 
 def measure(
@@ -133,7 +95,10 @@ def measure(
     """One row: the check, then the times of a step, in turn."""
     device = settings.device
     found = forms(name, device, autocast, compiled=compiled)
-    data = batches(steps, batch, device)
+    data = [
+        (images.contiguous(memory_format=torch.channels_last), labels)
+        for images, labels in batches(steps, batch, IMAGE, device)
+    ]
     losses = together(found, data, APART[autocast])
     images, labels = data[0]
     times = interleave(
@@ -145,13 +110,14 @@ def measure(
     )
     ours = times["fused"].median
     ratios = {form: value.median / ours for form, value in times.items() if form != "fused"}
+    ran = layer_kernels(found[0].model, lambda: found[0].model(images))
     row = {
         "model": name,
         "batch": batch,
         "dtype": "float32" if autocast is None else f"autocast {str(autocast).removeprefix('torch.')}",
         "times": {form: value.as_dict() for form, value in times.items()},
         "ratios": ratios,
-        "kernels": kernels(found[0].model, images),
+        "kernels": {layer: forward for layer, (forward,) in ran.items()},
         "losses": losses,
     }
     words = ", ".join(f"{ratio:.2f}x {form}" for form, ratio in ratios.items())
@@ -169,7 +135,7 @@ def tasks(settings: Settings) -> list[Task]:
         )
         for compiled in (False, True)
         for autocast in APART
-        for name in ARCHITECTURES
+        for name in MODELS
     ]
 
 
@@ -192,13 +158,13 @@ def rehearse() -> str:
     contestants.COMPILER, before = "eager", contestants.COMPILER
     try:
         with environment(settings):
-            for name in ARCHITECTURES:
+            for name in MODELS:
                 for autocast in APART:
                     _, data = measure(name, settings, autocast, compiled=autocast is None, batch=8, steps=4)
                     assert all(data["model"]["kernels"].values()), f"{name}: a layer named no kernel"
     finally:
         contestants.COMPILER = before
-    return f"{len(ARCHITECTURES)} models, {len(tasks(settings))} rows"
+    return f"{len(MODELS)} models, {len(tasks(settings))} rows"
 
 
 if __name__ == "__main__":

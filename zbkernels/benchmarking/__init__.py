@@ -1,6 +1,6 @@
 """Benchmarks: the ops of this package against the best that can be had elsewhere.
 
-One row of a table is one *problem* (an op, a shape, a dtype, forward or training step). For each problem:
+One row of a table is one *problem* (an op or a whole network, a shape, a dtype, forward or training step). For each:
 
 1. every contestant's result is checked against a float64 reference (``check.py``); a wrong one is not timed;
 2. all contestants are timed interleaved, A B C A B C ..., in one process and one run (``timing.py``);

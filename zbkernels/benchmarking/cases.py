@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+import torch
+
+from zbkernels.models import ARCHITECTURES, build
+
+CLASSES = 10  # of the models' images
 ITEM_SIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # bytes of one element
 
 
@@ -214,7 +220,77 @@ class PatternCase:
         return f"{self.n} of {self.m}x{self.f}" + (f", k {self.k}" if self.mode == "topk" else "")
 
 
-Case = ConvCase | LinearCase | NapCase | PatternCase
+@dataclasses.dataclass(frozen=True)
+class ModelCase:
+    """A whole network without biases on n images: logits (``forward``), or one training step (``train``: forward,
+    cross-entropy, backward, SGD).
+
+    ``model`` names a row of ``zbkernels.models.ARCHITECTURES``; images are of its own shape, in CLASSES classes.
+    """
+
+    name: str
+    model: str
+    n: int
+    mode: str = "forward"
+    dtype: str = "float32"
+
+    suite = "models"
+    op = "model"  # of the table alone: a network is no op
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Shape [c, h, w] of one image."""
+        return ARCHITECTURES[self.model].image
+
+    @property
+    def flops(self) -> int:
+        """Operations of its convolutions and matrix products, computed directly; see :class:`ConvCase`.
+
+        Backward needs as many for the weights' gradients and, but for the first layer, for the inputs'.
+        """
+        forward = [2 * products for products, _ in _layers(self.model)]
+        if self.mode != "train":
+            return self.n * sum(forward)
+        return self.n * (3 * sum(forward) - forward[0])
+
+    @property
+    def min_bytes(self) -> int:
+        """Least traffic: images and weights read once, logits written once, in a training step the weights as well.
+
+        What lies between two layers is not counted: it may stay in the caches.
+        """
+        weights = sum(weights for _, weights in _layers(self.model))
+        elements = self.n * (math.prod(self.image) + CLASSES) + weights
+        return (elements + (weights if self.mode == "train" else 0)) * ITEM_SIZE[self.dtype]
+
+    @property
+    def shape(self) -> str:
+        """The row's description, e.g. ``32x3x32x32 -> 10, 9 layers, 6.57 M weights``."""
+        layers = _layers(self.model)
+        c, h, w = self.image
+        weights = sum(weights for _, weights in layers) / 1e6
+        return f"{self.n}x{c}x{h}x{w} -> {CLASSES}, {len(layers)} layers, {weights:.3g} M weights"
+
+
+@functools.cache
+def _layers(model: str) -> tuple[tuple[int, int], ...]:
+    """(multiply-adds of one image, weights) of each convolution and linear layer of the model, in order."""
+    architecture = ARCHITECTURES[model]
+    plain = build(architecture, architecture.image, CLASSES, fused=False).to("meta")
+    found = []
+
+    def note(layer: torch.nn.Module, _: object, y: torch.Tensor) -> None:
+        weight = layer.get_parameter("weight")
+        found.append((y.numel() * weight[0].numel(), weight.numel()))
+
+    for layer in plain.modules():
+        if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+            layer.register_forward_hook(note)
+    plain(torch.empty(1, *architecture.image, device="meta"))
+    return tuple(found)
+
+
+Case = ConvCase | LinearCase | NapCase | PatternCase | ModelCase
 AnyCase = TypeVar("AnyCase", ConvCase, LinearCase, NapCase)
 
 
@@ -289,10 +365,32 @@ def _nap_cases() -> list[NapCase | PatternCase]:
     ]
 
 
+def _model_cases(batches: dict[tuple[str, str], tuple[int, ...]]) -> list[ModelCase]:
+    """A case for each batch of (model, mode)."""
+    return [
+        ModelCase(f"{model}-b{n}", model, n, mode) for (model, mode), sizes in batches.items() for n in sizes
+    ]
+
+
 SUITES: dict[str, list[Case]] = {
     "conv": [*_conv_cases()],
     "linear": [*_linear_cases()],
     "nap": [*_nap_cases()],
+    "models": [
+        # Two cores take seconds for each sample of a large network at 512 images; a card has those rows.
+        *_model_cases(
+            {
+                ("fcn-mnist", "forward"): (1, 32, 512),
+                ("cnn-fashion", "forward"): (1, 32, 512),
+                ("resnet9", "forward"): (1, 32, 64),
+                ("vgg11", "forward"): (1, 32, 128),
+                ("fcn-mnist", "train"): (32, 512),
+                ("cnn-fashion", "train"): (32, 512),
+                ("resnet9", "train"): (32,),
+                ("vgg11", "train"): (32,),
+            }
+        )
+    ],
 }
 
 
@@ -320,6 +418,11 @@ def _cuda_cases() -> dict[str, list[Case]]:
             PatternCase("topk-one-large", 1, 1_000_000, 1024, "topk", 5),
             PatternCase("frequency-large", 1_000_000, 0, 1024, "frequency"),
         ],
+        "models": [
+            *_model_cases(
+                {(model, mode): (512,) for model in ("resnet9", "vgg11") for mode in ("forward", "train")}
+            )
+        ],
     }
 
 
@@ -333,6 +436,7 @@ QUICK = {
     ("linear", "fcn1", "forward"),
     ("nap", "pack", "pack"),
     ("nap", "unpack", "unpack"),
+    ("models", "cnn-fashion-b32", "forward"),
 }
 
 
@@ -350,7 +454,8 @@ def select(
     quick: bool = False,
     device: str = "cpu",
 ) -> list[Case]:
-    """The cases asked for, in the suites' own order; a card has rows of its own besides.
+    """The cases asked for (of the ops' suites, unless told otherwise), in the suites' own order; a card has rows of
+    its own besides.
 
     ``shapes``, ``modes`` and ``dtypes`` keep the rows whose name, mode or dtype they hold; empty keeps all.
 

@@ -110,7 +110,7 @@ def onnx_outputs(binding: Any) -> list[torch.Tensor]:
 def onnx_model(
     nodes: Sequence[tuple], inputs: dict[str, torch.Tensor], constants: dict[str, torch.Tensor]
 ) -> bytes:
-    """A serialised ONNX model of a chain of nodes.
+    """A serialised ONNX model of nodes in the order of their computation.
 
     Args:
         nodes: (operator, names of inputs, name of output, attributes); the last output is the model's.
@@ -151,13 +151,36 @@ def openvino_call(
     Raises:
         Absent: not installed, or the plugin refuses the model.
     """
+
+    def model(openvino: Any) -> Any:
+        import openvino.opset13 as ops
+
+        parameters = [ops.parameter(list(t.shape), t.numpy().dtype) for t in feed.values()]
+        return openvino.Model([build(ops, parameters)], parameters, "block")
+
+    return _openvino_request(model, feed, threads)
+
+
+def openvino_of_onnx(
+    model: Callable[[], bytes], feed: dict[str, torch.Tensor], threads: int
+) -> Callable[[], Any]:
+    """As :func:`openvino_call`, of an ONNX model.
+
+    Raises:
+        Absent: not installed, or the plugin refuses the model.
+    """
+    return _openvino_request(lambda openvino: openvino.Core().read_model(model(), b""), feed, threads)
+
+
+def _openvino_request(
+    make_model: Callable[[Any], Any], feed: dict[str, torch.Tensor], threads: int
+) -> Callable[[], Any]:
+    """The call of what ``make_model(openvino)`` gives."""
     try:
         import openvino
-        import openvino.opset13 as ops
     except ImportError:
         raise Absent("not installed") from None
     arrays = [tensor.numpy() for tensor in feed.values()]
-    parameters = [ops.parameter(list(array.shape), array.dtype) for array in arrays]
     config = {
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
@@ -165,11 +188,12 @@ def openvino_call(
         "INFERENCE_PRECISION_HINT": "f16" if arrays[0].dtype.itemsize == 2 else "f32",
     }
     try:
-        model = openvino.Model([build(ops, parameters)], parameters, "block")
-        request = openvino.Core().compile_model(model, "CPU", config).create_infer_request()
+        request = openvino.Core().compile_model(make_model(openvino), "CPU", config).create_infer_request()
         for index, array in enumerate(arrays):
             request.set_input_tensor(index, openvino.Tensor(array, shared_memory=True))
         request.infer()
+    except Absent:
+        raise
     except Exception as error:
         raise Absent(f"refused: {_first_line(error)}") from error
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, PatternCase
+from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, ModelCase, PatternCase
 from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.check import Wrong, tolerance
 from zbkernels.benchmarking.contestants import Absent, torch_threads
@@ -54,7 +54,7 @@ class Prepared:
     absent: dict[str, str]
     errors: dict[str, float]
     tolerance: float
-    kernels: dict[str, list[str]]  # of each of ours: what ran; in a training step forward, then backward
+    kernels: dict[str, list[str]]  # of each of ours: what ran; in a training step backward as well
 
 
 def problem_of(case: Case, device: str, threads: int) -> Any:
@@ -71,6 +71,10 @@ def problem_of(case: Case, device: str, threads: int) -> Any:
         from zbkernels.benchmarking.patterns import PatternProblem
 
         return PatternProblem(case, device, threads)
+    if isinstance(case, ModelCase):
+        from zbkernels.benchmarking.models import ModelProblem
+
+        return ModelProblem(case, device, threads)
     from zbkernels.benchmarking.nap import NapProblem
 
     return NapProblem(case, device, threads)
@@ -133,11 +137,10 @@ def prepare_problem(problem: Any, without: Sequence[str] = ()) -> Prepared:
 
 
 def _kernels(call: Callable[[], Any]) -> list[str]:
-    """Which kernels of this package a call runs."""
+    """Which kernels of this package a call runs; one that runs more than one says so itself."""
     import zbkernels
-    from zbkernels.benchmarking.conv import TrainingStep
 
-    if isinstance(call, TrainingStep):
+    if hasattr(call, "kernels"):
         return call.kernels()
     call()
     return [zbkernels.last_kernel()]

@@ -6,15 +6,17 @@ from typing import Any
 
 import torch
 
-from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, NapCase, PatternCase
+from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, ModelCase, NapCase, PatternCase
 from zbkernels.ops import OPS
 
 
 def class_of(case: Case) -> str:
     """The class of the case's public call; a convolution's of channels_last tensors, as its backends are timed.
 
-    "" where the op has none: nothing is chosen by measurement there.
+    "" where the op has none: nothing is chosen by measurement there. Nor is a whole model.
     """
+    if isinstance(case, ModelCase):
+        return ""
     op = OPS[case.op]
     if op.shape_class is None:
         return ""

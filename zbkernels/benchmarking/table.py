@@ -31,7 +31,8 @@ COLUMNS = (
 def save(report: dict[str, Any], folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
     """Write ``stem.json`` (stable: sorted keys, numbers of 6 digits) and ``stem.md`` into ``folder``."""
     paths = [folder / f"{stem}.json", folder / f"{stem}.md"]
-    write_text(paths[0], json.dumps(_rounded(report), indent=1, sort_keys=True) + "\n")
+    report = _rounded(report)  # both from the same numbers: rounding twice may give another last digit
+    write_text(paths[0], json.dumps(report, indent=1, sort_keys=True) + "\n")
     write_text(paths[1], markdown(report))
     return paths
 

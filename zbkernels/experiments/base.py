@@ -70,7 +70,8 @@ class Experiment:
         run: does the work and returns the metrics (JSON-able).
         table: metrics -> Markdown.
         figure: metrics and a path -> a PNG file there.
-        time_epoch: measures one epoch in each form, for the metrics' "timing"; None: nothing to compare.
+        time_epochs: measures training epochs in each form, for the metrics' "timing" (see :mod:`epoch_timing`); None:
+            nothing to compare.
     """
 
     name: str
@@ -81,4 +82,4 @@ class Experiment:
     run: Callable[[RunContext], dict[str, Any]]
     table: Callable[[dict[str, Any]], str]
     figure: Callable[[dict[str, Any], Path], None]
-    time_epoch: Callable[[RunContext], dict[str, Any]] | None = field(default=None)
+    time_epochs: Callable[[RunContext], dict[str, Any]] | None = field(default=None)

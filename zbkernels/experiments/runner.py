@@ -18,6 +18,7 @@ from zbkernels.experiments.progress import Progress
 from zbkernels.files import read_json, replacing, write_json, write_text
 
 FORMS = ("fused", "plain")
+_TIMING = "timing.json"
 
 
 def run(
@@ -30,7 +31,7 @@ def run(
     seeds: tuple[int, ...] | None = None,
     variants: tuple[str, ...] | None = None,
     form: str = "fused",
-    time_epoch: bool = False,
+    time_epochs: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -43,7 +44,7 @@ def run(
         data: folder of the image sets; None: ``$ZBKERNELS_DATA``.
         seeds, variants: instead of the preset's seeds and of all kinds of network.
         form: of the zero-bias networks, "fused" (zbkernels.nn) or "plain" (torch layers).
-        time_epoch: also measure one epoch in each form.
+        time_epochs: also measure training epochs in each form, as :func:`time_epochs_of` does alone.
         force: throw away what is there and start over.
 
     Raises:
@@ -53,7 +54,7 @@ def run(
     settings = _settings(experiment, preset, device, seeds, variants, form)
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
-    if not force and not time_epoch and _finished(folder, settings):
+    if not force and not time_epochs and _finished(folder, settings):
         progress.say(f"{folder}: finished already; --force repeats it")
         return folder
 
@@ -68,14 +69,50 @@ def run(
     started = time.perf_counter()
     with progress:
         metrics = experiment.run(context)
-        timing_file = folder / "timing.json"
-        if time_epoch and experiment.time_epoch is not None:
-            write_json(timing_file, experiment.time_epoch(context))
+        timing_file = folder / _TIMING
+        if time_epochs and experiment.time_epochs is not None:
+            write_json(timing_file, experiment.time_epochs(context))
         metrics["timing"] = read_json(timing_file) if timing_file.exists() else None
     progress.say(f"{folder}: done in {time.perf_counter() - started:.0f} s")
     write_report(experiment, folder, metrics)
     write_json(folder / "metrics.json", metrics)  # last: its presence says that the run is finished
     return folder
+
+
+def time_epochs_of(
+    name: str,
+    *,
+    preset: str = "paper",
+    device: str = "auto",
+    data: str | Path | None = None,
+    out: str | Path = "out",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Time training epochs of the experiment's zero-bias network in each form, and train nothing else.
+
+    The result stays in ``<out>/<name>-<preset>/timing.json``, from where a run of the experiment takes it into its
+    metrics and table.
+
+    Args:
+        device, data, out: as in :func:`run`.
+
+    Raises:
+        ExperimentError, DataError, TrainingError: with one line for the user.
+    """
+    experiment = get(name)
+    if experiment.time_epochs is None:
+        raise ExperimentError(f"{name}: its networks have one form only, there is nothing to compare")
+    settings = _settings(experiment, preset, device, (seed,), None, "fused")
+    folder = Path(out) / f"{name}-{preset}"
+    progress = progress or Progress()
+    context = RunContext(
+        settings, experiment.presets[preset], folder, data, torch.device(settings.device), progress
+    )
+    timing = experiment.time_epochs(context)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / _TIMING, timing)
+    return timing
 
 
 def write_report(experiment: Experiment, folder: Path, metrics: dict[str, Any]) -> None:

@@ -81,19 +81,20 @@ def run(row: Row, context: RunContext) -> dict[str, Any]:
     }
 
 
-def time_epoch(row: Row, context: RunContext) -> dict[str, Any]:
-    """One epoch of the zero-bias network in each form, interleaved (see :mod:`epoch_timing`)."""
-    from zbkernels.experiments.epoch_timing import time_forms
+def time_epochs(row: Row, context: RunContext) -> dict[str, Any]:
+    """Some epochs of the zero-bias network in each form, interleaved (see :mod:`epoch_timing`)."""
+    from zbkernels.experiments.epoch_timing import FORMS, time_forms
 
     data = load_data(context.preset, context.data_root).to(context.device)
     seed = context.settings.seeds[0]
     layouts = ("contiguous", "channels_last") if row.layout == "channels_last" else ("contiguous",)
     forms = {
         (form, layout): new_model(row, data, bias=False, fused=form == "fused", seed=seed).to(context.device)
-        for form in ("fused", "plain")
+        for form in FORMS
         for layout in layouts
     }
-    return time_forms(forms, data, unit_config(row, context.preset, seed))
+    config = unit_config(row, context.preset, seed)
+    return time_forms(forms, data, config, say=context.progress.say)
 
 
 def load_data(preset: Preset, root: str | Path | None) -> image_sets.Dataset:

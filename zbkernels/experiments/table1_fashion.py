@@ -37,5 +37,5 @@ EXPERIMENT = Experiment(
     run=lambda context: table1.run(ROW, context),
     table=table1_report.table,
     figure=table1_report.figure,
-    time_epoch=lambda context: table1.time_epoch(ROW, context),
+    time_epochs=lambda context: table1.time_epochs(ROW, context),
 )

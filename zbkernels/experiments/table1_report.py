@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from zbkernels.experiments import epoch_timing
 from zbkernels.experiments.progress import duration
 from zbkernels.experiments.table1_claims import verdicts
 from zbkernels.report import markdown_table, mean, spread, verdict_table
@@ -18,7 +19,7 @@ def table(metrics: dict[str, Any]) -> str:
     parts = [_heading(metrics), _accuracies(metrics), "## Claims\n", verdict_table(verdicts(metrics))]
     parts += ["## Training\n", _training(metrics), "## Losses, mean over the seeds\n", _losses(metrics)]
     if metrics.get("timing"):
-        parts += ["## Time of one training epoch\n", _timing(metrics["timing"])]
+        parts += ["## Time of one training epoch\n", epoch_timing.table(metrics["timing"])]
     return "\n".join(parts)
 
 
@@ -113,26 +114,6 @@ def _losses(metrics: dict[str, Any]) -> str:
             row += [f"{mean(_at_epoch(metrics, variant, index, key)):.4f}" for variant in variants]
         rows.append(row)
     return markdown_table(header, rows)
-
-
-def _timing(timing: dict[str, Any]) -> str:
-    best = min(row["seconds"] for row in timing["rows"] if row["form"] != "fused")
-    rows = [
-        [
-            row["label"],
-            f"{row['seconds']:.2f}",
-            f"{row['seconds'] / best:.3f}",
-            f"{row['cpu']:.2f}",
-            row["kernel"],
-        ]
-        for row in timing["rows"]
-    ]
-    text = (
-        f"\nOne epoch ({timing['images']:,} images, batch {timing['batch_size']}, {timing['threads']} thread(s), "
-        f"{timing['device']}, torch {timing['torch']}) of each form, in turns of {timing['turn']} batches, after a "
-        "check that all give the same loss. The ratio is to the fastest form on plain torch layers.\n"
-    )
-    return markdown_table(["form", "seconds", "ratio", "CPU seconds", "kernel"], rows) + text
 
 
 def _list(counts: list[int]) -> str:

@@ -12,7 +12,8 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from zbkernels.models.rows import Architecture, Conv
+from zbkernels.models.residual import Sum
+from zbkernels.models.rows import Architecture, Conv, Residual
 
 _BIAS_SEED = 1 << 32  # apart from every seed that a user would count up to
 
@@ -54,7 +55,7 @@ def _layers(
     channels, height, width = image_shape
     features: int | None = None  # known once the map has been flattened
     for index, block in enumerate(architecture.blocks, start=1):
-        if isinstance(block, Conv):
+        if isinstance(block, Conv | Residual):
             if features is not None:
                 raise ValueError(
                     f"{architecture.name}: expected convolutions before linear layers, got {block}"
@@ -66,8 +67,16 @@ def _layers(
                     f"{architecture.name}: block {index} pools {block.pool}×{block.pool}, got a map of "
                     f"{height}×{width} from images of shape {list(image_shape)}"
                 )
-            layers.update(conv(index, channels, block, bias))
-            channels, height, width = block.out, height // block.pool, width // block.pool
+            if isinstance(block, Conv):
+                layers.update(conv(index, channels, block, bias))
+                channels = block.out
+            else:
+                half = Conv(channels, block.kernel, pool=1)
+                inside = OrderedDict(**conv(1, channels, half, bias), **conv(2, channels, half, bias))
+                layers[f"residual{index}"] = Sum(nn.Sequential(inside))
+                if block.pool > 1:
+                    layers[f"pool{index}"] = nn.MaxPool2d(block.pool)
+            height, width = height // block.pool, width // block.pool
             continue
         if features is None:
             layers["flatten"] = nn.Flatten()

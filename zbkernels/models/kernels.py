@@ -1,0 +1,40 @@
+"""What a network's fused layers ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from zbkernels.ops._backend import last_kernel, note_kernel
+
+
+def layer_kernels(model: nn.Module, call: Callable[[], object]) -> dict[str, list[str]]:
+    """The kernels of each fused layer of ``model`` in ``call()``, which must run the model itself: layer name ->
+    the forward's kernel, then the backward's where ``call`` goes back.
+
+    Kernels are remembered by thread, and a card's backward runs in a thread of autograd's own: hooks look there,
+    before a layer's backward (to forget an older one's kernel) and after it.
+    """
+    ran: dict[str, list[str]] = {}
+    hooks = []
+    for name, layer in model.named_modules():
+        if not type(layer).__module__.startswith("zbkernels.nn."):
+            continue
+
+        def forward_done(_: nn.Module, __: object, y: torch.Tensor, name: str = name) -> None:
+            ran[name] = [last_kernel()]
+            if y.requires_grad:
+                y.register_hook(lambda _: note_kernel("torch"))
+
+        hooks.append(layer.register_forward_hook(forward_done))
+        weight = layer.get_parameter("weight")
+        if weight.requires_grad:
+            hooks.append(weight.register_hook(lambda _, name=name: ran[name].append(last_kernel())))
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ran
