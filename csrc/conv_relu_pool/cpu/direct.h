@@ -29,9 +29,6 @@ constexpr int kTilePixels = 6;
 constexpr int64_t kChain = 192;   // taps; the weights of a chain for one block stay in the first-level cache
 constexpr int kPixelVectors = 6;  // of the kernel whose vectors run along the columns
 
-template <class T>
-constexpr int kBlock = 2 * Vec<T>::n;  // output channels of a block
-
 struct SlabShape {
   int64_t rows, pitch;  // slab rows of one image, values of one row of one channel
   int64_t segment;      // columns of one phase or tap

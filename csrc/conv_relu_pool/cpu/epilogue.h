@@ -4,43 +4,6 @@
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
-// Other tasks may hold bits of the same word. The order of integer ors does not show in the result.
-ZB_INLINE void or_bits(uint64_t* words, int64_t at, uint64_t value, int64_t count) {
-  const int64_t word = at >> 6, shift = at & 63;
-  if (value << shift) __atomic_fetch_or(words + word, value << shift, __ATOMIC_RELAXED);
-  if (shift + count > 64 && value >> (64 - shift)) {
-    __atomic_fetch_or(words + word + 1, value >> (64 - shift), __ATOMIC_RELAXED);
-  }
-}
-
-// words[lane] = for `count` <= 64 pixels of kBlock lanes each, whether value > 0 (or is NaN, if nan_too).
-template <class T>
-ZB_INLINE void sign_words(const T* pixels, int64_t count, bool nan_too, uint64_t* words) {
-  using V = Vec<T>;
-  for (int64_t lane = 0; lane < kBlock<T>; ++lane) words[lane] = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    for (int v = 0; v < 2; ++v) {
-      const typename V::reg value = V::load(pixels + i * kBlock<T> + v * V::n);
-      typename V::mask on = V::gt(value, V::zero());
-      if (nan_too) on = V::either(on, V::is_nan(value));
-      const uint64_t mask = V::bits(on);
-      for (int64_t lane = 0; lane < V::n; ++lane) words[v * V::n + lane] |= ((mask >> lane) & 1) << i;
-    }
-  }
-}
-
-// Bits of a run of pixels, one stream a channel: stream k begins at bit first_bit + k * stream_bits of `to`.
-template <class T>
-void write_sign_bits(uint64_t* to, int64_t first_bit, int64_t stream_bits, const T* pixels, int64_t count,
-                     int64_t channels, bool nan_too) {
-  uint64_t words[kBlock<T>];
-  for (int64_t i = 0; i < count; i += 64) {
-    const int64_t size = least(64, count - i);
-    sign_words(pixels + i * kBlock<T>, size, nan_too, words);
-    for (int64_t k = 0; k < channels; ++k) or_bits(to, first_bit + k * stream_bits + i, words[k], size);
-  }
-}
-
 // Rounds to the element type, as a convolution that returns a tensor does, then applies the activation.
 // Max pooling at slope 0 in float32 or float64 needs neither: the largest value's activation is what counts.
 template <class E, class T>
@@ -73,25 +36,51 @@ void activate(const Call& c, const Map<T>& map) {
   }
 }
 
-// Bits of the un-pooled map: units="relu", and the code of average and no pooling.
+// What an epilogue gathers of a block's channels before it is written: runs of bits of the map (units and
+// code) and of y (units).
 template <class T>
-void write_map_bits(const Call& c, const Map<T>& map, int64_t image, const Block& b) {
+struct Runs {
+  BitRun<T> units, code;
+};
+
+template <class T>
+ZB_INLINE Runs<T> take_runs(const Call& c, int64_t map_pixels, int64_t outputs, Scratch& memory) {
+  Runs<T> runs{};
+  const int64_t bits = c.units == UnitKind::kRelu   ? map_pixels
+                       : c.units == UnitKind::kNone ? 0
+                                                    : outputs * c.unit_bits;
+  if (bits) runs.units.words = memory.take<uint64_t>(bit_run_size<T>(bits));
+  if (c.code_kind == CodeKind::kBits) runs.code.words = memory.take<uint64_t>(bit_run_size<T>(map_pixels));
+  return runs;
+}
+
+// Bits of the un-pooled map: units="relu", and the code of average and no pooling. Rows of the map that
+// follow one another make one run, which is written when `last` rows have come.
+template <class T>
+void write_map_bits(const Call& c, const Map<T>& map, Runs<T>& runs, int64_t image, const Block& b,
+                    bool last) {
   const bool units = c.units == UnitKind::kRelu, code = c.code_kind == CodeKind::kBits;
   if (!units && !code) return;
-  const int64_t plane = c.map[0] * c.map[1], code_words = up_div(plane, 64);
-  const bool joined = map.row_pitch == c.map[1] * kBlock<T> && map.columns.size() == c.map[1];
-  const int64_t runs = joined ? 1 : map.rows.size();
-  const int64_t length = joined ? map.rows.size() * c.map[1] : map.columns.size();
-  for (int64_t r = 0; r < runs; ++r) {
-    const T* pixels = map.data + r * map.row_pitch;
-    const int64_t at = (map.rows.begin + r) * c.map[1] + map.columns.begin;
+  const int64_t plane = c.map[0] * c.map[1], code_words = up_div(plane, 64), columns = map.columns.size();
+  const bool joined = columns == c.map[1], dense = joined && map.row_pitch == columns * kBlock<T>;
+  const int64_t step = dense ? map.rows.size() : 1;
+  for (int64_t h = map.rows.begin; h < map.rows.end; h += step) {
+    const T* pixels = map.data + (h - map.rows.begin) * map.row_pitch;
+    const int64_t count = step * columns;
+    if (units) runs.units.template append_signs<false>(pixels, count);
+    if (code && c.slope == 0) {
+      runs.code.template append_signs<true>(pixels, count);
+    } else if (code) {
+      runs.code.template append_signs<false>(pixels, count);
+    }
+    if (joined && !(last && h + step == map.rows.end)) continue;
+    const int64_t end = (h + step - 1) * c.map[1] + map.columns.end;  // of the run, in the plane
     if (units) {
-      write_sign_bits(c.sig + image * c.sig_words, b.first * plane + at, plane, pixels, length, b.size,
-                      false);
+      runs.units.flush(c.sig + image * c.sig_words, b.first * plane + end - runs.units.count, plane, b.size);
     }
     if (code) {
       uint64_t* words = static_cast<uint64_t*>(c.code) + (image * c.K + b.first) * code_words;
-      write_sign_bits(words, at, code_words * 64, pixels, length, b.size, c.slope == 0);
+      runs.code.flush(words, end - runs.code.count, code_words * 64, b.size);
     }
   }
 }
@@ -194,12 +183,12 @@ void pool_rows(const Call& c, const Map<T>& map, const Pooled<T>& pooled, const 
   }
 }
 
-// From the pre-activations of some rows to what is kept of them.
+// From the pre-activations of some rows to what is kept of them; `last`: no other rows of the image follow.
 template <class E, class T>
-void after_convolution(const Call& c, const Map<T>& map, const Pooled<T>& pooled, int64_t image,
-                       const Block& b) {
+void after_convolution(const Call& c, const Map<T>& map, const Pooled<T>& pooled, Runs<T>& runs,
+                       int64_t image, const Block& b, bool last) {
   activate<E>(c, map);
-  write_map_bits(c, map, image, b);
+  write_map_bits(c, map, runs, image, b, last);
   pool_rows(c, map, pooled, b);
 }
 
@@ -267,9 +256,31 @@ void codes_of_positions(const Call& c, const T* value, T* position, int64_t coun
   }
 }
 
+// The number of each window's winner, or 0, in unit_bits bits.
+template <class T>
+void append_winners(const Call& c, const T* value, const T* position, int64_t count, BitRun<T>& run) {
+  using V = Vec<T>;
+  const int64_t together = 64 / c.unit_bits;
+  for (int64_t first = 0; first < count; first += together) {
+    const int64_t some = least(together, count - first);
+    uint64_t words[kBlock<T>] = {};
+    for (int64_t i = 0; i < some; ++i) {
+      int32_t codes[kBlock<T>];
+      for (int v = 0; v < 2; ++v, value += V::n, position += V::n) {
+        const typename V::reg code = V::add_integers(V::load(position), V::integer(1));
+        store_integers(codes + v * V::n, V::choose(V::gt(V::load(value), V::zero()), code, V::integer(0)));
+      }
+      for (int64_t k = 0; k < kBlock<T>; ++k) {
+        words[k] |= static_cast<uint64_t>(static_cast<uint32_t>(codes[k])) << (i * c.unit_bits);
+      }
+    }
+    run.append(words, some * c.unit_bits);
+  }
+}
+
 // Everything that is left once the windows of a block are pooled.
 template <class E, class T>
-void write_outputs(const Call& c, const Pooled<T>& pooled, int64_t image, const Block& b) {
+void write_outputs(const Call& c, const Pooled<T>& pooled, Runs<T>& kept, int64_t image, const Block& b) {
   using V = Vec<T>;
   if (c.pool == Pooling::kAvg) divide(c, pooled);
   const int64_t columns = pooled.columns.size();
@@ -285,16 +296,7 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, int64_t image, const 
     if (c.pool == Pooling::kMax && c.slope == 0) {
       for (int64_t i = 0; i < length * 2; ++i) V::store(value + i * V::n, V::relu(V::load(value + i * V::n)));
     }
-    if (c.units == UnitKind::kWinner) {
-      for (int64_t k = 0; k < b.size; ++k) {
-        int64_t bit = ((b.first + k) * plane + at) * c.unit_bits;
-        for (int64_t i = 0; i < length; ++i, bit += c.unit_bits) {
-          if (!(value[i * kBlock<T> + k] > 0)) continue;
-          const int64_t code = 1 + integer_of(position[i * kBlock<T> + k]);
-          or_bits(c.sig + image * c.sig_words, bit, static_cast<uint64_t>(code), c.unit_bits);
-        }
-      }
-    }
+    if (c.units == UnitKind::kWinner) append_winners(c, value, position, length, kept.units);
     if (c.code_kind == CodeKind::kByte || c.code_kind == CodeKind::kInt) {
       codes_of_positions(c, value, position, length);
       const auto store = [](auto* to, typename V::reg v) { store_integers(to, v); };
@@ -313,7 +315,11 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, int64_t image, const 
           value[i] = value_of(narrow);
         }
       }
-      write_sign_bits(c.sig + image * c.sig_words, b.first * plane + at, plane, value, length, b.size, false);
+      kept.units.template append_signs<false>(value, length);
+    }
+    if (c.units == UnitKind::kOutput || c.units == UnitKind::kWinner) {
+      kept.units.flush(c.sig + image * c.sig_words, (b.first * plane + at) * c.unit_bits, plane * c.unit_bits,
+                       b.size);
     }
     write_lanes(c, y, value, length, b.size, [](E* to, typename V::reg v) { store_as(to, v); });
   }

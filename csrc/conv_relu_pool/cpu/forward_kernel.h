@@ -13,6 +13,7 @@
 #include "conv_relu_pool/cpu/call.h"
 #include "conv_relu_pool/cpu/task.h"
 // the parts, each of which needs those before it
+#include "conv_relu_pool/cpu/bits.h"
 #include "conv_relu_pool/cpu/direct.h"
 #include "conv_relu_pool/cpu/epilogue.h"
 #include "conv_relu_pool/cpu/plan.h"
@@ -22,7 +23,7 @@ namespace zb::conv_relu_pool::cpu {
 namespace {
 
 template <class E, class T>
-void run_direct(const Call& c, const Task& t, const DirectScratch<T>& s) {
+void run_direct(const Call& c, const Task& t, DirectScratch<T> s) {
   const Pooled<T> pooled{s.value, s.position, t.out_rows, t.out_columns};
   const int64_t row_pitch = t.columns.size() * kBlock<T>;
   // A window of more rows than fit into the scratch comes in pieces (and the task is one output row).
@@ -48,8 +49,9 @@ void run_direct(const Call& c, const Task& t, const DirectScratch<T>& s) {
           direct_block(c, b, slab, images, s.maps, s.offsets);
         }
         for (int64_t image = images.begin; image < images.end; ++image) {
-          after_convolution<E>(c, s.maps[image], pooled, t.images.begin + image, b);
-          if (rows.end == t.rows.end) write_outputs<E>(c, pooled, t.images.begin + image, b);
+          const bool last = rows.end == t.rows.end;
+          after_convolution<E>(c, s.maps[image], pooled, s.runs, t.images.begin + image, b, last || !whole);
+          if (last) write_outputs<E>(c, pooled, s.runs, t.images.begin + image, b);
         }
       }
     }

@@ -80,6 +80,7 @@ struct DirectScratch {
   T *slab, *map, *value, *position;
   Map<T>* maps;
   int64_t* offsets;
+  Runs<T> runs;
 };
 
 template <class T>
@@ -93,6 +94,7 @@ DirectScratch<T> direct_scratch(const Call& c, Scratch& memory) {
   s.position = memory.take<T>(outputs);
   s.maps = memory.take<Map<T>>(c.images.block);
   s.offsets = memory.take<int64_t>(chain_channels(c) * c.kernel[0] * c.kernel[1]);
+  s.runs = take_runs<T>(c, c.map_rows * c.map_columns, c.rows.block * c.columns.block, memory);
   return s;
 }
 

@@ -40,6 +40,9 @@ ZB_INLINE Range map_range(const Call& c, int d, Range out) {
   return r;
 }
 
+template <class T>
+constexpr int kBlock = 2 * Vec<T>::n;  // output channels of a block
+
 // The channels of one block.
 struct Block {
   int64_t index, group, first, size;

@@ -398,6 +398,7 @@ ZB_INLINE Batches batches_of(const Call& c, int64_t images, int64_t tiles) {
 struct WinogradScratch {
   float *patch, *v, *m, *map, *value, *position;
   LiveScratch live;
+  Runs<float> runs;
 };
 
 ZB_INLINE WinogradScratch winograd_scratch(const Call& c, Scratch& memory) {
@@ -418,6 +419,7 @@ ZB_INLINE WinogradScratch winograd_scratch(const Call& c, Scratch& memory) {
   s.live.across = memory.take<uint8_t>(patch_rows * c.fold * columns * side);
   s.live.live.outputs = memory.take<uint8_t>(tiles * side * side);
   s.live.live.tiles = memory.take<uint8_t>(tiles);
+  s.runs = take_runs<float>(c, c.map_rows * c.map_columns, c.rows.block * c.columns.block, memory);
   return s;
 }
 
@@ -454,7 +456,7 @@ void plan_winograd(Call& c) {
 
 template <class E>
 void run_winograd(const Call& c, const Task& t, Scratch& memory) {
-  const WinogradScratch s = winograd_scratch(c, memory);
+  WinogradScratch s = winograd_scratch(c, memory);
   const Tiling tiling = tiling_of(c, t.rows, t.columns);
   const int64_t side = tile_side(c), products = products_of(c), channels = channel_groups(c) * Float::n;
   const int64_t per_image = tiling.per_image(), tiles = t.images.size() * per_image;
@@ -501,8 +503,8 @@ void run_winograd(const Call& c, const Task& t, Scratch& memory) {
       if (t.images.size() > 1) {
         outputs(image, {0, per_image}, b, s.m + (image - t.images.begin) * per_image * kBlock<float>);
       }
-      after_convolution<E>(c, map, pooled, image, b);
-      write_outputs<E>(c, pooled, image, b);
+      after_convolution<E>(c, map, pooled, s.runs, image, b, true);
+      write_outputs<E>(c, pooled, s.runs, image, b);
     }
   }
 }
