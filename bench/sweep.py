@@ -242,7 +242,8 @@ Along a line one size of a block (convolution, ReLU, 2x2 max pool) grows and the
 A cost is a time an operation of the direct convolution, without the time of a call on 2x2 numbers. A size is a cliff
 where one of these is above {limit}:
 
-- `beside`: its cost over the median cost of the two sizes before and the two after;
+- `beside`: its cost over the median cost of the two sizes before and the two after; 0, not judged, at the two first and
+  the two last sizes of a line;
 - `step`: its cost over that of the cheaper of the two sizes before;
 - `backwards`: its time over that of the faster of the two sizes after: more work takes less time.
 
