@@ -2,6 +2,9 @@
 # make test     everything that continuous integration runs
 # make ptxas    bench/results/ptxas.md anew: what the compiler made of each CUDA kernel
 # make triton-table  the same of each Triton kernel: bench/results/triton.md
+# make accuracy-table  errors by filter, channels and depth, and predictions under contrast: bench/results/accuracy.md
+# make memory-table  peak memory of training steps beside eager's: bench/results/memory-cpu.md
+# make sweep    bench/results/sweep.md anew: sizes that cost more an operation than those next to them
 # make lint | typecheck | format | bench | check-cuda-load | clean
 #
 # PYTHON=python3.12 picks the interpreter of .venv; else the first found that is 3.10 or newer.
@@ -25,7 +28,7 @@ TEST_CUDA := ZBKERNELS_CUDA_ARCHS="$${ZBKERNELS_CUDA_ARCHS-80-real;90a-real}" \
 DEMO_CUDA := ZBKERNELS_CUDA="$${ZBKERNELS_CUDA-$$(nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1 || echo 0)}"
 CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
 
-.PHONY: demo test lint typecheck format build bench ptxas triton-table check-cuda-load clean \
+.PHONY: demo test lint typecheck format build bench ptxas triton-table accuracy-table memory-table sweep check-cuda-load clean \
         pytest-main pytest-triton-interpret pytest-triton-aot
 
 # --- environment: each step leaves a file in .venv and is not redone while that is newer ------------------------
@@ -113,6 +116,17 @@ ptxas: build
 # The same of the Triton kernels, with what multiplies and 16-byte accesses, for NVIDIA and AMD; needs no GPU either.
 triton-table: build
 	env -u TRITON_INTERPRET $(PY) bench/triton_table.py
+
+accuracy-table: build
+	$(PY) bench/accuracy_table.py
+
+memory-table: build
+	$(PY) bench/memory.py
+
+# One thread and some minutes of an idle machine.
+sweep: build
+	$(PY) bench/sweep.py
+	$(PY) bench/sweep.py --mode train
 
 # That _C_cuda loads in a CUDA build of torch and registers its kernels: needs no GPU, but a download of 5 GB.
 CUDA_VENV ?= build/cuda-venv

@@ -1,0 +1,147 @@
+"""Peak memory of one training step of a block, ours beside eager torch, in resident bytes of a process.
+
+    python bench/memory.py                 writes bench/results/memory-cpu.md
+    python bench/memory.py cifar1 stem     prints the rows of these shapes
+    python bench/memory.py --batch 64 …    with another batch
+
+Each step runs in a fresh process: tensors are made, a small step loads what is loaded at the first call, the kernel's
+mark of the largest resident set is put back, and the step's growth over what was resident before it is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from zbkernels.benchmarking.cases import ConvCase, select
+from zbkernels.benchmarking.conv import TrainingStep, ours_block, torch_block
+from zbkernels.benchmarking.machine import cpu_name
+from zbkernels.files import write_text
+
+TABLE = Path(__file__).resolve().parents[1] / "bench/results/memory-cpu.md"
+SHAPES = ("mnist1", "fashion2", "cifar1", "cifar2", "res9", "vgg5", "stem")
+CONTESTANTS = {
+    "ours": (ours_block, torch.contiguous_format),
+    "ours CL": (ours_block, torch.channels_last),
+    "eager": (torch_block, torch.contiguous_format),
+    "eager CL": (torch_block, torch.channels_last),
+}
+
+
+def case_named(name: str, batch: int = 0) -> ConvCase:
+    """The training step of a shape of the suite; ``batch`` 0 keeps its own batch.
+
+    Raises:
+        ValueError: there is no such shape.
+    """
+    (case,) = [c for c in select(["conv"], shapes=[name]) if c.mode == "forward"]
+    assert isinstance(case, ConvCase)
+    return dataclasses.replace(case, n=batch or case.n, mode="train")
+
+
+def step_of(case: ConvCase, contestant: str) -> TrainingStep:
+    block, layout = CONTESTANTS[contestant]
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape).contiguous(memory_format=layout)
+
+    x, weight = draw(case.n, case.c, case.h, case.w), draw(case.k, case.c, case.kernel, case.kernel)
+    grad = draw(case.n, case.k, *case.out_size)
+    return TrainingStep(lambda a, b: block(case, a, b), x, weight, grad, case.needs_x)
+
+
+def resident(field: str) -> int:
+    """Bytes of ``VmRSS`` (now) or ``VmHWM`` (most since the last reset) of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) << 10
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+def growth_here(case: ConvCase, contestant: str) -> int:
+    """Bytes by which the largest resident set of a step exceeds what is resident before it, in this process."""
+    small = dataclasses.replace(
+        case, n=1, c=4, k=8, h=32, w=32
+    )  # so small that what threads keep of it is nothing
+    step_of(small, contestant)()
+    step = step_of(case, contestant)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    kept = step()  # as an optimiser finds them: y and the gradients are part of the step
+    peak = resident("VmHWM")
+    del kept
+    return peak - before
+
+
+def growth(name: str, contestant: str, *, batch: int = 0, threads: int = 1) -> int:
+    """:func:`growth_here` of a fresh process, in bytes.
+
+    Raises:
+        RuntimeError: the process failed.
+    """
+    command = [
+        sys.executable,
+        __file__,
+        "--one",
+        contestant,
+        "--batch",
+        str(batch),
+        "--threads",
+        str(threads),
+        name,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"{name}, {contestant}: {done.stderr}")
+    return int(done.stdout)
+
+
+HEADER = """# Peak memory of a training step
+
+Growth of the resident set over what was there before the step, in MiB: forward and backward of convolution, ReLU and
+max pooling, float32; y and the gradients are part of it. {threads} threads, torch {torch}, {cpu}. A fresh process each.
+`python bench/memory.py` writes this file.
+
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE")
+    parser.add_argument("--batch", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.one:
+        torch.set_num_threads(chosen.threads)
+        print(growth_here(case_named(chosen.shapes[0], chosen.batch), chosen.one))
+        return 0
+    rows = [
+        ["block", "shape", *CONTESTANTS, "ours / eager", "ours CL / eager CL"],
+        ["---"] * 2 + ["---:"] * 6,
+    ]
+    for name in chosen.shapes or SHAPES:
+        case = case_named(name, chosen.batch)
+        found = {c: growth(name, c, batch=chosen.batch, threads=chosen.threads) for c in CONTESTANTS}
+        ratios = [found["ours"] / found["eager"], found["ours CL"] / found["eager CL"]]
+        cells = [f"{value / 2**20:.1f}" for value in found.values()] + [f"{ratio:.2f}" for ratio in ratios]
+        rows.append([f"`{name}`", case.shape, *cells])
+    text = "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    if chosen.shapes:
+        print(text)
+    else:
+        head = HEADER.format(threads=chosen.threads, torch=torch.__version__, cpu=cpu_name())
+        write_text(TABLE, head + text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
