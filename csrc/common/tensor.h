@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "common/huge_pages.h"
+
 // Calls a function of torch's C shim and raises where it fails. (The headers of torch 2.11 and of later
 // releases each have such a macro, but by different names.)
 #define ZB_TORCH_CALL(call) STD_TORCH_CHECK((call) == AOTI_TORCH_SUCCESS, "torch: " #call " failed")
@@ -86,8 +88,11 @@ inline bool is_channels_last(const Tensor& t) {
 
 inline Tensor empty_on(const Tensor& like, const Ints& sizes, ScalarType dtype, bool channels_last = false) {
   try {
-    return torch::stable::empty(sizes, dtype, torch::headeronly::Layout::Strided, like.device(), false,
-                                channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+    Tensor t = torch::stable::empty(sizes, dtype, torch::headeronly::Layout::Strided, like.device(), false,
+                                    channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+    if (like.is_cpu())
+      prefer_huge_pages(t.mutable_data_ptr(), t.numel() * static_cast<int64_t>(t.element_size()));
+    return t;
   } catch (const std::exception&) {  // torch's own text does not come through the stable ABI
     std::string shape;
     for (int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);

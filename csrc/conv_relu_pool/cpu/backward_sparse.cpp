@@ -12,8 +12,9 @@ namespace {
 constexpr int64_t kFirstLevel = 32 << 10;  // bytes of a 48 KiB cache for the rows of x that a slab reads
 constexpr int64_t kLists = 16 << 10;       // entries of a slab, at most (unless one row has more)
 constexpr int64_t kPatchBytes = int64_t{1} << 20;  // of an image's patches, at most
-constexpr int64_t kSumBytes = int64_t{64} << 20;   // of all chunks' gradients of the weight, at most
+constexpr int64_t kSumBytes = int64_t{20} << 20;   // of all chunks' gradients of the weight, at most
 constexpr int64_t kMostChunks = 32;
+constexpr int64_t kLeastSlice = 64;  // output channels: fewer, and reading x for each slice would show
 
 int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
 
@@ -65,6 +66,15 @@ SparsePlan make_plan(const Problem& p, bool need_x, bool need_weight) {
   s.images = ceil_div(p.N, kMostChunks);
   if (need_weight) s.images = std::max(s.images, ceil_div(p.N * s.packed() * 4, kSumBytes));
   s.chunks = ceil_div(p.N, s.images);
+  // Few chunks: each is shared by several tasks, by output channels. A gradient of x is one sum over all of
+  // them.
+  s.slice = p.Kg;
+  if (!need_x && p.groups == 1) {
+    const int64_t slices =
+        std::min(ceil_div(kMostChunks, s.chunks), std::max<int64_t>(1, p.Kg / kLeastSlice));
+    s.slice = ceil_div(p.Kg, slices);
+  }
+  s.slices = ceil_div(p.Kg, s.slice);
   return s;
 }
 
@@ -167,7 +177,7 @@ bool sparse_can_run(const Problem& p) {
 // live, where the dense way is as good or better, but for grad_weight alone and for first layers. Depthwise
 // there is nothing to keep in registers.
 bool sparse_is_faster(const Problem& p, bool need_x) {
-  if (p.Kg == 1) return false;
+  if (p.Kg == 1 && p.groups > 1) return false;
   if (p.pool == Pool::kMax) return 3 * p.P * p.Q <= p.H1 * p.W1;
   return p.slope == 0 && ((!need_x && p.R * p.S > 1) || p.Cg * p.R * p.S <= 32);
 }
@@ -202,9 +212,9 @@ std::tuple<Tensor, Tensor> backward_sparse(const BackwardArgs& a) {
   }
   const Loops run = loops();
   const int64_t bytes = run.scratch(s);
-  parallel_tasks(s.chunks, [&](int64_t chunk) {
+  parallel_tasks(s.chunks * s.slices, [&](int64_t task) {
     static thread_local Arena arena;
-    run.chunk(s, d, chunk, arena.get(bytes));
+    run.chunk(s, d, task / s.slices, task % s.slices, arena.get(bytes));
     arena.release();
   });
   if (a.need_weight) unpack_grad_weight(s, d.grad_weight, grad_weight);

@@ -44,6 +44,7 @@ struct SparsePlan {
 
   int64_t images;  // a chunk's images; each chunk has its own sum of grad_weight
   int64_t chunks;
+  int64_t slice, slices;  // output channels of one task on a chunk, and how many such tasks (of groups: one)
 
   int64_t packed() const {
     return groups * blocks * Kg * patch;
@@ -60,12 +61,13 @@ struct SparseData {
   int64_t x_strides[4], grad_strides[4], code_strides[4], grad_x_strides[4];
 };
 
-// sparse_scratch, sparse_chunk: bytes of scratch memory one thread needs, and the work on one chunk of
-// images. mask_plane (for the dense way): plane[u] stays where bit u is set and is multiplied by slope
-// elsewhere; at slope 0 it becomes 0, also where it is NaN, as in torch's threshold_backward.
-#define ZB_SPARSE_LOOPS                                                                            \
-  int64_t sparse_scratch(const SparsePlan& plan);                                                  \
-  void sparse_chunk(const SparsePlan& plan, const SparseData& data, int64_t chunk, void* scratch); \
+// sparse_scratch, sparse_chunk: bytes of scratch memory one thread needs, and the work on one slice of one
+// chunk of images. mask_plane (for the dense way): plane[u] stays where bit u is set and is multiplied by
+// slope elsewhere; at slope 0 it becomes 0, also where it is NaN, as in torch's threshold_backward.
+#define ZB_SPARSE_LOOPS                                                                           \
+  int64_t sparse_scratch(const SparsePlan& plan);                                                 \
+  void sparse_chunk(const SparsePlan& plan, const SparseData& data, int64_t chunk, int64_t slice, \
+                    void* scratch);                                                               \
   void mask_plane(float* plane, const uint64_t* bits, int64_t count, float slope);
 
 namespace portable {

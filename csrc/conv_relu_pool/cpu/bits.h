@@ -47,7 +47,12 @@ ZB_INLINE void sign_words(const T* pixels, int64_t count, uint64_t* words) {
     if constexpr (kBytes == 2) {
       alignas(64) uint16_t masks[64];
       if (count < 64) std::memset(masks, 0, sizeof(masks));
-      for (int64_t i = 0; i < count; ++i) masks[i] = static_cast<uint16_t>(mask_of(i, v));
+      int64_t i = 0;
+      for (; i + 8 <= count; i += 8) {
+#pragma GCC unroll 8
+        for (int64_t j = i; j < i + 8; ++j) masks[j] = static_cast<uint16_t>(mask_of(j, v));
+      }
+      for (; i < count; ++i) masks[i] = static_cast<uint16_t>(mask_of(i, v));
       for (int half = 0; half < 2; ++half) {
         const __m512i all = _mm512_load_si512(masks + 32 * half);
         _mm256_store_si256(reinterpret_cast<__m256i*>(bytes[v][0] + 32 * half), _mm512_cvtepi16_epi8(all));
@@ -103,21 +108,23 @@ struct BitRun {
   // hold bits of other tasks: they are or-ed in atomically, and the order of integer ors does not show in the
   // result.
   void flush(uint64_t* to, int64_t first_bit, int64_t stream_bits, int64_t channels) {
+    const int64_t mine = up_div(count, 64);
     for (int64_t k = 0; k < channels; ++k) {
       const int64_t bit = first_bit + k * stream_bits, shift = bit & 63;
       uint64_t* word = to + (bit >> 6);
-      uint64_t carry = 0;
-      for (int64_t done = -shift; done < count; done += 64, ++word) {  // bits of the stream before this word
-        const int64_t next = (done + shift) / 64;
-        const uint64_t here = next * 64 < count ? words[next * kBlock<T> + k] : 0;
-        const uint64_t value = carry | here << shift;
-        carry = shift ? here >> (64 - shift) : 0;
-        if (done >= 0 && done + 64 <= count) {
-          *word = value;
-        } else if (value) {
-          __atomic_fetch_or(word, value, __ATOMIC_RELAXED);
-        }
-      }
+      const int64_t whole = (shift + count) >> 6;  // words up to the last that this run fills to its end
+      const uint64_t* stream = words + k;
+      uint64_t before = 0;  // the stream's word before the current one
+      const auto next = [&](int64_t i) {
+        const uint64_t here = i < mine ? stream[i * kBlock<T>] : 0;
+        const uint64_t value = shift ? here << shift | before >> (64 - shift) : here;
+        before = here;
+        return value;
+      };
+      int64_t i = 0;
+      if (shift && whole > 0) __atomic_fetch_or(word, next(i++), __ATOMIC_RELAXED);
+      for (; i < whole; ++i) word[i] = next(i);
+      if ((shift + count) & 63) __atomic_fetch_or(word + i, next(i), __ATOMIC_RELAXED);
     }
     count = 0;
   }

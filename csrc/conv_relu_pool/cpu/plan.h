@@ -23,10 +23,10 @@ ZB_INLINE bool fold_for_winograd(Call& c) {
     filter[d] = up_div(c.kernel[d] + c.shift[d], c.fold);
   }
   c.filter = filter[0];
-  c.points = c.filter == 3 ? 6 : 8;
+  c.points = c.filter <= 3 ? 6 : 8;
   // With fewer channels the transforms cost more than they save.
   const int64_t channels = c.C * c.fold * c.fold;
-  return filter[0] == filter[1] && c.filter >= 3 && c.filter <= 7 && channels >= (c.filter == 3 ? 12 : 8) &&
+  return filter[0] == filter[1] && c.filter >= 2 && c.filter <= 7 && channels >= (c.filter <= 3 ? 12 : 8) &&
          channels <= 4096 && c.K >= 8 && c.map[0] * c.map[1] >= 16;
 }
 

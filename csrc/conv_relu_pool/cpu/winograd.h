@@ -99,7 +99,8 @@ void pack_filters(const Call& c, int64_t begin, int64_t end) {
 
 template <class E>
 void pack_winograd(const Call& c, int64_t begin, int64_t end) {
-  c.filter == 3   ? pack_filters<E, 6, 3>(c, begin, end)
+  c.filter == 2   ? pack_filters<E, 6, 2>(c, begin, end)
+  : c.filter == 3 ? pack_filters<E, 6, 3>(c, begin, end)
   : c.filter == 4 ? pack_filters<E, 8, 4>(c, begin, end)
   : c.filter == 5 ? pack_filters<E, 8, 5>(c, begin, end)
   : c.filter == 6 ? pack_filters<E, 8, 6>(c, begin, end)
@@ -336,6 +337,10 @@ void direct_tile(const Call& c, int64_t image, int64_t first, int64_t channels, 
   }
 }
 
+// Above 2^64 a tile is not trusted: the largest value's rounding is felt in all of its outputs, and beside
+// 1e37 that of a neighbour's 1 is more than a number can lose. Times this, such an output is infinite.
+constexpr float kTooLarge = 0x1p64f;
+
 // From the products m [product][tile][kBlock] of some tiles of one image to its map, whose memory holds whole
 // tiles. m is that of the first of the tiles.
 template <class E, int POINTS, int SIDE>
@@ -354,14 +359,14 @@ void transform_outputs(const Call& c, const Tiling& tiling, int64_t image, Range
         for (int i = 0; i < POINTS; ++i) in[i] = Float::load(m + (i * POINTS + j) * pitch + v * Float::n);
         transform_output<POINTS, SIDE>(in, half + j, POINTS);
       }
-      Reg nothing = Float::zero();  // 0, or NaN where anything is not finite
+      Reg nothing = Float::zero();  // 0, or NaN where anything is too large or not finite
 #pragma GCC unroll 5
       for (int i = 0; i < SIDE; ++i) {
         transform_output<POINTS, SIDE>(half + i * POINTS, out, 1);
 #pragma GCC unroll 5
         for (int j = 0; j < SIDE; ++j) {
           Float::store(to + i * row_pitch + j * kBlock<float>, out[j]);
-          nothing = Float::fma(out[j], Float::zero(), nothing);
+          nothing = Float::fma(scaled(kTooLarge, out[j]), Float::zero(), nothing);
         }
       }
       if (Float::bits(Float::is_nan(nothing))) {
@@ -469,7 +474,8 @@ void run_winograd(const Call& c, const Task& t, Scratch& memory) {
     const int64_t number = image - t.images.begin;
     const Live live{s.live.live.outputs + number * per_image * side * side,
                     s.live.live.tiles + number * per_image};
-    const auto transform = c.filter == 3   ? transform_outputs<E, 6, 4>
+    const auto transform = c.filter == 2   ? transform_outputs<E, 6, 5>
+                           : c.filter == 3 ? transform_outputs<E, 6, 4>
                            : c.filter == 4 ? transform_outputs<E, 8, 5>
                            : c.filter == 5 ? transform_outputs<E, 8, 4>
                            : c.filter == 6 ? transform_outputs<E, 8, 3>
