@@ -24,6 +24,7 @@ import re
 import struct
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -132,13 +133,28 @@ def set_highest_precision(on: bool) -> None:
         library.zb_cpu_set_highest_precision(int(on))
 
 
+def conv_kernel(dtype: str, sizes: Sequence[int], with_units: bool) -> str:
+    """The CPU library's kernel for a forward pass of ``conv_relu_pool2d``; "" where it is not loaded.
+
+    ``sizes``: C, K, groups, then pairs: input, filter, stride, padding, dilation, un-pooled map.
+    """
+    library = _handles.get("_C_cpu")
+    if library is None:
+        return ""
+    library.zb_cpu_conv_kernel.restype = ctypes.c_char_p
+    numbers = (ctypes.c_int64 * len(sizes))(*sizes)
+    name: bytes = library.zb_cpu_conv_kernel(dtype.encode(), numbers, int(with_units))
+    return name.decode()
+
+
 def weight_cache() -> tuple[int, int, int, int]:
     """Hits, misses, entries and bytes of the CPU kernels' packed weights; zeros where they are not loaded."""
     library = _handles.get("_C_cpu")
     counts = (ctypes.c_int64 * 4)()
     if library is not None:
         library.zb_cpu_weight_cache(counts)
-    return tuple(counts)  # type: ignore[return-value]
+    hits, misses, entries, size = counts
+    return hits, misses, entries, size
 
 
 def clear_weight_cache() -> None:

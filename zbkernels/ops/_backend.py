@@ -120,11 +120,16 @@ def _hides_from_transforms(kernel: Kernel, args: tuple[Any, ...]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """For each kernel of an op: ``"chosen"``, or the reason why it isn't; ``why`` is that of the chosen one."""
+    """For each kernel of an op: ``"chosen"``, or the reason why it isn't; ``why`` is that of the chosen one.
+
+    ``kernel`` is what :func:`last_kernel` will say after the call (of the forward pass, where there are two), such as
+    ``"cpu: winograd avx512"``; ``""`` where the backend has several and decides when it runs.
+    """
 
     op: str
     verdicts: dict[str, str]
     why: str = ""
+    kernel: str = ""
 
     @property
     def chosen(self) -> str:
@@ -134,8 +139,8 @@ class Explanation:
         width = max(map(len, self.verdicts))
         lines = []
         for name, verdict in self.verdicts.items():
-            why = f": {self.why}" if verdict == "chosen" and self.why else ""
-            lines.append(f"  {name:<{width}}  {verdict}{why}")
+            notes = [self.kernel.partition(": ")[2], self.why] if verdict == "chosen" else []
+            lines.append(f"  {name:<{width}}  {': '.join([verdict, *filter(None, notes)])}")
         return "\n".join([f"{self.op}:", *lines])
 
     __repr__ = __str__
@@ -182,7 +187,8 @@ def explain(op: str | Any, *args: Any, **kwargs: Any) -> Explanation:
             verdicts[kernel.name] = "can run, but was not measured beside them"
         else:
             verdicts[kernel.name] = "can run, but a kernel above comes first"
-    return Explanation(name, verdicts, decision.why)
+    ran = record.cpu_kernel(*args, **kwargs) if chosen == "cpu" and record.cpu_kernel else ""
+    return Explanation(name, verdicts, decision.why, f"cpu: {ran}" if ran else "")
 
 
 def _decide(

@@ -79,7 +79,8 @@ class Op:
     The kernels' ``can_run`` and ``shape_class`` (see ``_shape_class.py``; None where nothing is measured) take the
     same arguments. ``normalise`` makes them of a public call, ``spread`` of what ``choose_kernel`` is called with.
     ``dtypes`` are those that ``samples`` can be of. ``opaque``: by backend, ``run`` of a kernel as torch.compile may
-    see it (see ``_opaque.py``).
+    see it (see ``_opaque.py``). ``cpu_kernel``: which of the CPU library's kernels a call would take, from the
+    arguments of ``can_run``; None where there is but one.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Op:
     spread: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]] = _as_they_are
     shape_class: Callable[..., str] | None = None
     opaque: dict[str, Any] = dataclasses.field(default_factory=dict)
+    cpu_kernel: Callable[..., str] | None = None
 
     @property
     def overload(self) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from zbkernels import _loader
 from zbkernels.ops import _backend, _tf32
 from zbkernels.ops._conv_autograd import (
     REGISTERED,
@@ -357,6 +358,16 @@ def shape_class(
     return conv_class(x, weight, g) + layout_class(x) + (" train" if need_code else "")
 
 
+def cpu_kernel(
+    x: torch.Tensor, weight: torch.Tensor, *conv: Any, need_code: bool, units: str, **pool: Any
+) -> str:
+    """Which kernel of the CPU library the forward pass takes."""
+    g = Geometry(*conv, **pool)
+    pairs = (x.shape[-2:], weight.shape[2:], g.stride, g.padding, g.dilation, g.map_size(x, weight))
+    sizes = [x.shape[-3], weight.shape[0], g.groups, *(size for pair in pairs for size in pair)]
+    return _loader.conv_kernel(str(x.dtype).removeprefix("torch."), sizes, bool(units))
+
+
 triton_forward = _backend.triton_function("conv_relu_pool", "forward")
 triton_backward = _backend.triton_function("conv_relu_pool", "backward")
 
@@ -417,6 +428,7 @@ OP = Op(
     spread=spread,
     shape_class=shape_class,
     opaque=OPAQUE,
+    cpu_kernel=cpu_kernel,
 )
 register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)
 

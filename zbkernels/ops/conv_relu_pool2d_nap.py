@@ -16,6 +16,7 @@ from zbkernels.ops._op import Op, Sample, below_autograd, needs_grad, register, 
 from zbkernels.ops.conv_relu_pool2d import (
     KERNELS,
     OPAQUE,
+    cpu_kernel,
     empty_results,
     fold_batch,
     kernel_arguments,
@@ -160,5 +161,6 @@ OP = Op(
     spread=spread,
     shape_class=shape_class,
     opaque=OPAQUE,
+    cpu_kernel=cpu_kernel,
 )
 register(OP, fake=fake, vmap=vmap, autograd=autograd, autocast=True, cuda_fallback=_cuda_fallback)

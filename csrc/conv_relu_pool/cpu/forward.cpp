@@ -1,6 +1,7 @@
 // The forward pass on the CPU: copies the problem into plain data, picks the instruction set, and runs the
 // tasks. The kernels are in forward_kernel.h, direct.h, winograd.h and epilogue.h.
 #include <cstring>
+#include <string_view>
 
 #include "common/cpu_capability.h"
 #include "common/last_kernel.h"
@@ -56,6 +57,23 @@ Call make_call(const Problem& p, const Tensor& x, const Tensor& weight, Outputs&
   return c;
 }
 
+const char* name_of(const Kernels& kernels, const Call& c) {
+  return c.algorithm == Algorithm::kWinograd       ? kernels.winograd_name
+         : c.algorithm == Algorithm::kDirectPixels ? kernels.pixels_name
+                                                   : kernels.direct_name;
+}
+
+// What the choice of a kernel depends on: no rows or columns of a pool, no batch, no memory format.
+Call unpooled(Element element, int64_t C, int64_t K, int64_t groups, const int64_t* map) {
+  Call c{};
+  c.N = 1, c.C = C, c.K = K, c.groups = groups, c.Cg = C / groups, c.Kg = K / groups;
+  c.element = element;
+  c.pool = Pooling::kNone;
+  c.threads = 1;
+  for (int d = 0; d < 2; ++d) c.map[d] = c.out[d] = map[d], c.pool_kernel[d] = c.pool_stride[d] = 1;
+  return c;
+}
+
 }  // namespace
 
 void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out) {
@@ -68,9 +86,7 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
   kernels.plan(call);
   // In training each call brings new weights.
   run_call(kernels, call, p.need_code ? nullptr : &weight);
-  note_kernel(call.algorithm == Algorithm::kWinograd       ? kernels.winograd_name
-              : call.algorithm == Algorithm::kDirectPixels ? kernels.pixels_name
-                                                           : kernels.direct_name);
+  note_kernel(name_of(kernels, call));
 }
 
 namespace {
@@ -79,3 +95,26 @@ const Registration registration{"CPU", {ZB_CONV_RELU_POOL_KERNELS(&forward, &bac
 
 }  // namespace
 }  // namespace zb::conv_relu_pool::cpu
+
+// For zb.explain: the kernel of a forward pass. sizes: C, K, groups, then two each (rows, columns): the
+// input, the filter, stride, padding, dilation, the un-pooled map. with_units: the call returns a signature.
+extern "C" __attribute__((visibility("default"))) const char* zb_cpu_conv_kernel(const char* dtype,
+                                                                                 const int64_t* sizes,
+                                                                                 int with_units) {
+  using namespace zb::conv_relu_pool::cpu;
+  const std::string_view name = dtype;
+  const Element element = name == "float64"    ? Element::kDouble
+                          : name == "float16"  ? Element::kHalf
+                          : name == "bfloat16" ? Element::kBFloat
+                                               : Element::kFloat;
+  Call c = unpooled(element, sizes[0], sizes[1], sizes[2], sizes + 13);
+  for (int d = 0; d < 2; ++d) {
+    c.in[d] = sizes[3 + d], c.kernel[d] = sizes[5 + d], c.padding[d] = sizes[9 + d];
+    c.stride[d] = c.map[d] > 1 ? sizes[7 + d] : 1;
+    c.dilation[d] = c.kernel[d] > 1 ? sizes[11 + d] : 1;
+  }
+  c.highest = zb::highest_precision() || with_units;
+  const Kernels& kernels = kernels_here();
+  kernels.plan(c);
+  return name_of(kernels, c);
+}

@@ -48,8 +48,9 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
   const int64_t block = std::max(kLeastRows, kBlockBytes / (p.out * size));
   for (int64_t first = 0; first < p.rows; first += block) {
     const int64_t count = std::min(block, p.rows - first);
-    Tensor some = aten::rows_of(y, first, count);
-    aten::mm_out(some, aten::rows_of(x, first, count), columns);
+    const bool all = count == p.rows;  // no view then, which would cost as much as a small product
+    Tensor some = all ? y : aten::rows_of(y, first, count);
+    aten::mm_out(some, all ? x : aten::rows_of(x, first, count), columns);
     if (p.slope == 1 && !sig) continue;
     uint64_t* words = sig ? sig + first * p.words : nullptr;
     if (size == 2 && p.slope > 0) {  // as torch: the rounded half, times the slope in float32, rounded again
