@@ -2,6 +2,8 @@
 // forward_kernel.h.
 #pragma once
 
+#include "conv_relu_pool/cpu/task.h"
+
 namespace zb::conv_relu_pool::cpu {
 namespace {
 

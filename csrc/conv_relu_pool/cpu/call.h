@@ -10,7 +10,7 @@ enum class Element { kFloat, kDouble, kHalf, kBFloat };
 enum class Pooling { kNone, kMax, kAvg };
 enum class UnitKind { kNone, kRelu, kOutput, kWinner };
 enum class CodeKind { kNone, kByte, kInt, kBits };
-enum class Algorithm { kDirect, kDirectPixels, kWinograd };
+enum class Algorithm { kDirect, kDirectPixels, kDepthwise, kWinograd };
 
 // A range of one axis, cut into equal blocks.
 struct Cut {
@@ -72,6 +72,7 @@ struct Call {
 struct Kernels {
   const char* direct_name;
   const char* pixels_name;
+  const char* depthwise_name;
   const char* winograd_name;
   const char* winograd_backward_name;
   void (*plan)(Call&);

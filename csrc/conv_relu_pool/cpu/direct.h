@@ -17,6 +17,8 @@
 //   one flat loop over both                     5.0 [32.8]    5.8 [37.8]
 #pragma once
 
+#include "conv_relu_pool/cpu/task.h"
+
 namespace zb::conv_relu_pool::cpu {
 namespace {
 

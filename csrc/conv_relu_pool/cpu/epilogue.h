@@ -1,6 +1,9 @@
 // From pre-activations to y, code and sig. Part of forward_kernel.h.
 #pragma once
 
+#include "common/transpose.h"
+#include "conv_relu_pool/cpu/bits.h"
+
 namespace zb::conv_relu_pool::cpu {
 namespace {
 

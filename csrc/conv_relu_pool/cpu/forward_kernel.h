@@ -4,16 +4,12 @@
 // leaves the cache:
 //
 //   direct.h    pre-activations by direct sums
-//   winograd.h  the same for 3x3 and 5x5 filters with fewer multiplications
+//   depthwise.h the same where each output channel sees one input channel
+//   winograd.h  the same for filters from 2x2 to 7x7 with fewer multiplications
 //   epilogue.h  activation, pooling, codes, signatures, y
 #pragma once
 
-#include "common/transpose.h"
-#include "common/vec.h"
-#include "conv_relu_pool/cpu/call.h"
-#include "conv_relu_pool/cpu/task.h"
-// the parts, each of which needs those before it
-#include "conv_relu_pool/cpu/bits.h"
+#include "conv_relu_pool/cpu/depthwise.h"
 #include "conv_relu_pool/cpu/direct.h"
 #include "conv_relu_pool/cpu/epilogue.h"
 #include "conv_relu_pool/cpu/plan.h"
@@ -63,6 +59,8 @@ void plan_as(Call& c) {
   plan_algorithm<T>(c);
   if (c.algorithm == Algorithm::kWinograd) {
     plan_winograd(c);
+  } else if (c.algorithm == Algorithm::kDepthwise) {
+    plan_depthwise(c);
   } else {
     plan_direct<T>(c);
   }
@@ -72,6 +70,8 @@ template <class E, class T>
 void pack_as(const Call& c, int64_t begin, int64_t end) {
   if (c.algorithm == Algorithm::kWinograd) {
     if constexpr (sizeof(T) == 4) pack_winograd<E>(c, begin, end);
+  } else if (c.algorithm == Algorithm::kDepthwise) {
+    if constexpr (sizeof(T) == 4) pack_depthwise<E>(c, begin, end);
   } else if (c.algorithm == Algorithm::kDirectPixels) {
     pack_pixels<E, T>(c, begin, end);
   } else {
@@ -85,6 +85,8 @@ void run_as(const Call& c, int64_t i, void* scratch) {
   Scratch memory{static_cast<char*>(scratch), 0};
   if (c.algorithm == Algorithm::kWinograd) {
     if constexpr (sizeof(T) == 4) run_winograd<E>(c, t, memory);
+  } else if (c.algorithm == Algorithm::kDepthwise) {
+    if constexpr (sizeof(T) == 4) run_depthwise<E>(c, t, memory);
   } else {
     run_direct<E, T>(c, t, direct_scratch<T>(c, memory));
   }

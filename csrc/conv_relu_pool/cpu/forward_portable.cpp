@@ -5,6 +5,7 @@ namespace zb::conv_relu_pool::cpu {
 
 const Kernels kPortableKernels = {"direct portable",
                                   "direct-pixels portable",
+                                  "depthwise portable",
                                   "winograd portable",
                                   "backward winograd portable",
                                   &plan_call,

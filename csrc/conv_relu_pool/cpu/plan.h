@@ -1,6 +1,9 @@
 // How a call is cut into tasks. Part of forward_kernel.h.
 #pragma once
 
+#include "conv_relu_pool/cpu/direct.h"
+#include "conv_relu_pool/cpu/epilogue.h"
+
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
@@ -37,6 +40,10 @@ void plan_algorithm(Call& c) {
   if (sizeof(T) == 4 && fold_for_winograd(c)) {
     c.algorithm = Algorithm::kWinograd;
     c.blocks = up_div(c.K, kBlock<T>);
+    return;
+  }
+  if (sizeof(T) == 4 && c.Cg == 1 && c.Kg == 1 && c.groups > 1) {
+    c.algorithm = Algorithm::kDepthwise;
     return;
   }
   // Work in vector operations a row of the map, with vectors along the output channels and along the columns.

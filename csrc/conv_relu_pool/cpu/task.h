@@ -1,6 +1,9 @@
 // What one task works on, and the memory it works in. Part of forward_kernel.h.
 #pragma once
 
+#include "common/vec.h"
+#include "conv_relu_pool/cpu/call.h"
+
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
@@ -49,7 +52,8 @@ struct Block {
 };
 
 ZB_INLINE Block block_at(const Call& c, int64_t index) {
-  if (c.algorithm == Algorithm::kDirectPixels) {  // blocks run across groups
+  if (c.algorithm == Algorithm::kDirectPixels ||
+      c.algorithm == Algorithm::kDepthwise) {  // blocks run across groups
     const int64_t first = index * c.channel_block;
     return {index, first / c.Kg, first, least(c.channel_block, c.K - first)};
   }

@@ -5,6 +5,8 @@
 // gradient, `c.in` the map's size, and Unpool (call.h) says how the two belong together.
 #pragma once
 
+#include "conv_relu_pool/cpu/interleave.h"
+
 namespace zb::conv_relu_pool::cpu {
 namespace {
 

@@ -27,8 +27,7 @@
 //   as above                                              30.6 [36.2]    94 [195]    27.7 [30.0]
 #pragma once
 
-// each needs those before it
-#include "conv_relu_pool/cpu/interleave.h"
+#include "conv_relu_pool/cpu/plan.h"
 #include "conv_relu_pool/cpu/unpool.h"
 #include "conv_relu_pool/cpu/winograd_transforms.h"
 

@@ -8,6 +8,8 @@
 // product's value at p; Aᵀ: powers of p). Errors: README.md.
 #pragma once
 
+#include "conv_relu_pool/cpu/interleave.h"
+
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
