@@ -139,7 +139,7 @@ class Explanation:
         width = max(map(len, self.verdicts))
         lines = []
         for name, verdict in self.verdicts.items():
-            notes = [self.kernel.partition(": ")[2], self.why] if verdict == "chosen" else []
+            notes = [self.why, self.kernel.partition(": ")[2]] if verdict == "chosen" else []
             lines.append(f"  {name:<{width}}  {': '.join([verdict, *filter(None, notes)])}")
         return "\n".join([f"{self.op}:", *lines])
 
