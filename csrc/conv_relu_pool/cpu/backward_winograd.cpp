@@ -2,9 +2,13 @@
 // gradient, which unpool.h makes patch by patch, with the filters turned by half a turn and the channels'
 // roles exchanged.
 //
-// One output channel's patch takes part in four times fewer multiplications (3x3; 6.25 times for 5x5). The
-// sparse way skips what max pooling leaves at 0, which is as much for a 2x2 window, but in lists: a
-// multiplication costs it more than twice as much.
+// It spends four times fewer multiplications than a dense convolution (3x3; 6.25 times for 5x5). The sparse
+// way skips what max pooling leaves at 0, which is as much for a 2x2 window, but in lists: a multiplication
+// costs it more than twice as much. Milliseconds on one thread of an EPYC (Zen 4, AVX-512), best of several,
+// the gradient of x alone and both gradients (that of the weight is the sparse way's each time):
+//                          fashion2     cifar2       res9        vgg5
+//   by sparse lists        26    44    118   195    90   193   316   632
+//   by minimal filtering   16    35     80   153    55   139   192   413
 #include "common/cpu_capability.h"
 #include "common/last_kernel.h"
 #include "common/parallel.h"

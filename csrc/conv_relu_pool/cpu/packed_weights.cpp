@@ -1,5 +1,6 @@
 #include "conv_relu_pool/cpu/packed_weights.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -12,7 +13,7 @@
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
-constexpr int64_t kLeastBytes = 16 << 10;  // of a weight: a smaller one is packed in no time
+constexpr int64_t kLeastBytes = 1 << 10;  // of a weight: a smaller one is packed in no time
 constexpr int64_t kDefaultMegabytes = 256;
 
 // All that the layout and the values of packed weights depend on, beside the weight's bytes.
@@ -133,12 +134,9 @@ PackedWeights find_packed_weights(const Kernels& kernels, const Tensor& weight, 
   if (found) {
     all.hits.fetch_add(1, std::memory_order_relaxed);
     const std::unique_lock<std::mutex> lock(all.mutex, std::try_to_lock);
-    if (lock && all.entries.front() != found) {
-      for (auto at = all.entries.begin(); at != all.entries.end(); ++at) {
-        if (*at != found) continue;
-        all.entries.splice(all.entries.begin(), all.entries, at);
-        break;
-      }
+    if (lock) {
+      const auto at = std::find(all.entries.begin(), all.entries.end(), found);
+      if (at != all.entries.end()) all.entries.splice(all.entries.begin(), all.entries, at);
     }
     return in_use(found, call);
   }

@@ -1,18 +1,21 @@
-// Convolution by minimal filtering: F(4x4, 3x3), F(3x3, 4x4) and F(2x2, 5x5). Part of forward_kernel.h.
+// Convolution by minimal filtering. Part of forward_kernel.h.
 //
 // Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015 (arXiv:1509.09308), equation 13:
 //   Y = Aᵀ [ (G g Gᵀ) ⊙ (Bᵀ d B) ] A,  summed over the input channels before A is applied.
-// All use tiles d of 6x6 inputs and the points 0, 1, -1, 2, -2 and infinity, so they share Bᵀ; a tile gives
-// 4x4, 3x3 or 2x2 pre-activations with 36 multiplications a channel instead of 144, 144 or 100. The 36
-// products over the channels are matrix products [tiles, C] x [C, K], computed by the register tile of
-// direct.h. Stride 2 is folded into the channels first (plan.h), which turns the 7x7 filters of a ResNet's
-// stem into 4x4 ones.
+// The products over the channels, one for each of a tile's 36 or 64 points, are matrix products [tiles, C] x
+// [C, K], computed by the register tile of direct.h. Stride 2 is folded into the channels first (plan.h),
+// which turns the 7x7 filters of a ResNet's stem into 4x4 ones.
+//
+//   filter                               2x2    3x3    4x4    5x5    6x6    7x7
+//   tile of inputs                       6x6    6x6    8x8    8x8    8x8    8x8
+//   pre-activations of a tile            5x5    4x4    5x5    4x4    3x3    2x2
+//   times fewer multiplications          2.8    4      6.25   6.25   5.1    3.1
 //
 // The tiles lie on a fixed grid of the map, so that no value depends on the cut into tasks. A tile that comes
-// out not finite is computed again by direct sums: a NaN or inf in the input spreads over its tile in the
-// transforms, which a convolution does not do. An output whose whole window of the input is 0 (a blank
-// border, the dead units of the layer before) is set to 0: its transforms cancel only up to rounding, and
-// that noise would turn half of the blank units on.
+// out too large or not finite is computed again by direct sums: a NaN or inf in the input spreads over its
+// tile in the transforms, which a convolution does not do. An output whose whole window of the input is 0 (a
+// blank border, the dead units of the layer before) is set to 0: its transforms cancel only up to rounding,
+// and that noise would turn half of the blank units on.
 //
 // Versions, forward with max pooling, NCHW float32, CPU milliseconds of one thread on a busy Xeon with
 // AVX-512 (medians of 3; torch's eager channels_last in the same run in brackets):
@@ -25,6 +28,11 @@
 //   direct.h                                              95.8 [50.6]   379 [246]    43.1 [31.5]
 //   tiles of one task multiplied at once                  50.3 [50.6]   133 [246]      -
 //   as above                                              30.6 [36.2]    94 [195]    27.7 [30.0]
+// On an EPYC (Zen 4, AVX-512), best of one thread, with vgg5 in the last column:
+//   as above, F(2x2, 5x5) and F(3x3, 4x4)                 27.1           56          18.0        168
+//   8 points: F(4x4, 5x5), F(5x5, 4x4)                    17.1           55          14.4        168
+//   channels turned over in registers on the way in
+//   and out, sums of 128 channels, packed weights kept    15.4           52          12.1        152
 #pragma once
 
 #include "conv_relu_pool/cpu/plan.h"
@@ -46,7 +54,7 @@ ZB_INLINE int64_t channel_groups(const Call& c) { return up_div(folded_channels(
 ZB_INLINE int64_t folded_padding(const Call& c, int d) { return up_div(c.padding[d], c.fold); }
 ZB_INLINE int64_t patch_extent(const Call& c, int64_t tiles) { return tiles * tile_side(c) + c.filter - 1; }
 
-// Values from one of the 36 products to the next. An odd number of cache lines: the transforms touch all 36
+// Values from one of the products to the next. An odd number of cache lines: the transforms touch all of them
 // at a time, which a power of two would put into one set of the first-level cache.
 ZB_INLINE int64_t product_pitch(int64_t values) { return (up_div(values, 16) | 1) * 16; }
 
