@@ -65,7 +65,7 @@ bool winograd_input_is_faster(const BackwardArgs& a) {
   }
   Call c = make_call(a);
   kernels_here().plan(c);
-  if (c.algorithm != Algorithm::kWinograd) return false;
+  if (c.algorithm != Algorithm::kWinograd || c.few) return false;
   // Of every unit of the map 36 / 16 multiplications a weight's channel are left (3x3), 64 / 16 (5x5), ...;
   // of the winners all R * S. A winner's cost about twice as much each (measured on both kinds of machines).
   const double dense = static_cast<double>(c.points * c.points) /

@@ -63,6 +63,7 @@ struct Call {
   int64_t chunk_rows;                    // of these, direct: computed before they are pooled
   bool dense_rows, by_phase;             // how the input is laid out in the slab, see direct.h
   int64_t fold, filter, shift[2];        // Winograd: see Folding in plan.h
+  bool few;                              // Winograd of so few channels that winograd_few.h takes them
   int64_t points;                        // of one dimension of a tile, see winograd_transforms.h
   int64_t weight_units, weight_bytes;    // packed weights: units of work, and size
   int64_t scratch_bytes;                 // of one thread

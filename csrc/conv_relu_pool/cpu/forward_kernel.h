@@ -14,6 +14,7 @@
 #include "conv_relu_pool/cpu/epilogue.h"
 #include "conv_relu_pool/cpu/plan.h"
 #include "conv_relu_pool/cpu/winograd.h"
+#include "conv_relu_pool/cpu/winograd_few.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
@@ -84,7 +85,7 @@ void run_as(const Call& c, int64_t i, void* scratch) {
   const Task t = task_at(c, i);
   Scratch memory{static_cast<char*>(scratch), 0};
   if (c.algorithm == Algorithm::kWinograd) {
-    if constexpr (sizeof(T) == 4) run_winograd<E>(c, t, memory);
+    if constexpr (sizeof(T) == 4) c.few ? run_few_channels<E>(c, t, memory) : run_winograd<E>(c, t, memory);
   } else if (c.algorithm == Algorithm::kDepthwise) {
     if constexpr (sizeof(T) == 4) run_depthwise<E>(c, t, memory);
   } else {

@@ -27,10 +27,14 @@ ZB_INLINE bool fold_for_winograd(Call& c) {
   }
   c.filter = filter[0];
   c.points = c.filter <= 3 ? 6 : 8;
-  // With fewer channels the transforms cost more than they save.
+  if (filter[0] != filter[1] || c.filter < 2 || c.filter > 7 || c.map[0] * c.map[1] < 16) return false;
+  // Multiplications of few channels hide behind the output transform; the filters must stay in the
+  // first-level cache.
+  c.few =
+      c.fold == 1 && c.K >= 16 && ((c.filter == 3 && c.C >= 2 && c.C <= 6) || (c.filter == 5 && c.C <= 3));
+  // With other numbers of channels below these the transforms cost more than they save.
   const int64_t channels = c.C * c.fold * c.fold;
-  return filter[0] == filter[1] && c.filter >= 2 && c.filter <= 7 && channels >= (c.filter <= 3 ? 12 : 8) &&
-         channels <= 4096 && c.K >= 8 && c.map[0] * c.map[1] >= 16;
+  return c.few || (channels >= (c.filter <= 3 ? 12 : 8) && channels <= 4096 && c.K >= 8);
 }
 
 template <class T>

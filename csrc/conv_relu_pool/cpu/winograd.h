@@ -47,10 +47,16 @@ constexpr int64_t kMostTiles = 512;
 constexpr int64_t kChannelChain = 128;        // channels of one chain of multiply-adds; chains are added
 constexpr int64_t kProductBytes = 512 << 10;  // products of the tiles that are multiplied at a time
 
+template <int N>
+struct Int {
+  static constexpr int value = N;
+};
+
 ZB_INLINE int64_t products_of(const Call& c) { return c.points * c.points; }
 ZB_INLINE int64_t tile_side(const Call& c) { return c.points + 1 - c.filter; }
 ZB_INLINE int64_t folded_channels(const Call& c) { return c.C * c.fold * c.fold; }
 ZB_INLINE int64_t channel_groups(const Call& c) { return up_div(folded_channels(c), Float::n); }
+ZB_INLINE int64_t packed_channels(const Call& c) { return c.few ? c.C : channel_groups(c) * Float::n; }
 ZB_INLINE int64_t folded_padding(const Call& c, int d) { return up_div(c.padding[d], c.fold); }
 ZB_INLINE int64_t patch_extent(const Call& c, int64_t tiles) { return tiles * tile_side(c) + c.filter - 1; }
 
@@ -67,16 +73,18 @@ ZB_INLINE Phase phase_of(const Call& c, int64_t folded) {
   return {folded / (c.fold * c.fold), {folded / c.fold % c.fold, folded % c.fold}};
 }
 
-// Transformed filters [block][product][folded channel, rounded up][kBlock]. Unit: (block, channel).
+// Transformed filters [block][product][folded channel, rounded up][kBlock], of few channels
+// [block][channel][product][kBlock]. Unit: (block, channel).
 template <class E, int POINTS, int SIZE>
 void pack_filters(const Call& c, int64_t begin, int64_t end) {
-  const int64_t channels = channel_groups(c) * Float::n;
+  const int64_t channels = packed_channels(c);
   for (int64_t unit = begin; unit < end; ++unit) {
     const Block b = block_at(c, unit / channels);
     const int64_t folded = unit % channels;
     const Phase at = phase_of(c, folded);
+    const int64_t step = c.few ? 1 : channels, at_channel = c.few ? folded * POINTS * POINTS : folded;
     float* to = static_cast<float*>(c.packed_weight) +
-                (b.index * POINTS * POINTS * channels + folded) * kBlock<float>;
+                (b.index * POINTS * POINTS * channels + at_channel) * kBlock<float>;
     for (int64_t v = 0; v < 2; ++v, to += Float::n) {
       float lanes[SIZE * SIZE][Float::n] = {};
       const int64_t first = b.first + v * Float::n;
@@ -99,7 +107,7 @@ void pack_filters(const Call& c, int64_t begin, int64_t end) {
       for (int r = 0; r < POINTS; ++r) {
         transform_filter<POINTS, SIZE>(half + r * SIZE, 1, u + r * POINTS, 1);
       }
-      for (int i = 0; i < POINTS * POINTS; ++i) Float::store(to + i * channels * kBlock<float>, u[i]);
+      for (int i = 0; i < POINTS * POINTS; ++i) Float::store(to + i * step * kBlock<float>, u[i]);
     }
   }
 }
@@ -212,11 +220,10 @@ void find_seen(const uint32_t* bits, int64_t rows, int64_t columns, uint8_t* see
   }
 }
 
-// From the bits of an image's patch, folded [rows][columns] from (top, left) on, to its part of live.
-inline void find_live(const Call& c, const Tiling& tiling, int64_t top, int64_t left, int64_t rows,
+// From what is seen of an image's patch, folded [rows][columns] from (top, left) on, to its part of live.
+inline void mark_live(const Call& c, const Tiling& tiling, int64_t top, int64_t left, int64_t rows,
                       int64_t columns, const LiveScratch& s, int64_t image) {
   const int64_t fold = c.fold, side = tile_side(c), width = columns * fold;
-  fold == 1 ? find_seen<1>(s.bits, rows, columns, s.seen) : find_seen<2>(s.bits, rows, columns, s.seen);
   uint8_t* tiles = s.live.tiles + image * tiling.per_image();
   std::memset(tiles, 1, static_cast<size_t>(tiling.per_image()));
   // The usual case: no blank pixel, and no window that lies in the padding as a whole.
@@ -284,7 +291,9 @@ void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_
         }
       }
     }
-    find_live(c, tiling, top, left, rows, columns, live, image - t.images.begin);
+    c.fold == 1 ? find_seen<1>(live.bits, rows, columns, live.seen)
+                : find_seen<2>(live.bits, rows, columns, live.seen);
+    mark_live(c, tiling, top, left, rows, columns, live, image - t.images.begin);
   }
 }
 
@@ -348,22 +357,34 @@ void direct_tile(const Call& c, int64_t image, int64_t first, int64_t channels, 
 // 1e37 that of a neighbour's 1 is more than a number can lose. Times this, such an output is infinite.
 constexpr float kTooLarge = 0x1p64f;
 
-// From the products m [product][tile][kBlock] of some tiles of one image to its map, whose memory holds whole
-// tiles. m is that of the first of the tiles.
-template <class E, int POINTS, int SIDE>
+// The products of some tiles, m [product][tile][kBlock], from tile `first` on.
+template <int POINTS>
+struct Products {
+  const float* m;
+  int64_t pitch, first;
+
+  // One vector of channels of a column of a tile's points.
+  ZB_INLINE void read(int64_t tile, int vector, int column, Reg (&in)[POINTS]) const {
+    const float* from = m + column * pitch + (tile - first) * kBlock<float> + vector * Float::n;
+#pragma GCC unroll 8
+    for (int i = 0; i < POINTS; ++i) in[i] = Float::load(from + i * POINTS * pitch);
+  }
+};
+
+// From the products of some tiles of one image to its map, whose memory holds whole tiles.
+template <class E, int POINTS, int SIDE, class From>
 void transform_outputs(const Call& c, const Tiling& tiling, int64_t image, Range tiles, const Block& b,
-                       const float* m, int64_t pitch, float* map, int64_t row_pitch, const Live& live) {
+                       const From& products, float* map, int64_t row_pitch, const Live& live) {
   const int vectors = b.size > Float::n ? 2 : 1;
   const int64_t live_pitch = tiling.columns.size() * SIDE;
-  for (int64_t tile = tiles.begin; tile < tiles.end; ++tile, m += kBlock<float>) {
+  for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
     const int64_t r = tile / tiling.columns.size(), s = tile % tiling.columns.size();
     for (int v = 0; v < vectors; ++v) {
       float* to = map + r * SIDE * row_pitch + s * SIDE * kBlock<float> + v * Float::n;
       Reg in[POINTS], half[SIDE * POINTS], out[SIDE];
 #pragma GCC unroll 8
       for (int j = 0; j < POINTS; ++j) {
-#pragma GCC unroll 8
-        for (int i = 0; i < POINTS; ++i) in[i] = Float::load(m + (i * POINTS + j) * pitch + v * Float::n);
+        products.read(tile, v, j, in);
         transform_output<POINTS, SIDE>(in, half + j, POINTS);
       }
       Reg nothing = Float::zero();  // 0, or NaN where anything is too large or not finite
@@ -420,8 +441,13 @@ ZB_INLINE WinogradScratch winograd_scratch(const Call& c, Scratch& memory) {
   const int64_t batch = c.images.block > 1 ? tiles : least(tiles, most_in_batch(c));
   WinogradScratch s;
   s.patch = memory.take<float>(patch_extent(c, rows) * patch_extent(c, columns) * Float::n);
-  s.v = memory.take<float>(products_of(c) * product_pitch(channel_groups(c) * tiles * Float::n));
-  s.m = memory.take<float>(products_of(c) * product_pitch(batch * kBlock<float>));
+  if (c.few) {
+    s.v = memory.take<float>(tiles * c.C * products_of(c));
+    s.m = nullptr;
+  } else {
+    s.v = memory.take<float>(products_of(c) * product_pitch(channel_groups(c) * tiles * Float::n));
+    s.m = memory.take<float>(products_of(c) * product_pitch(batch * kBlock<float>));
+  }
   s.map = memory.take<float>(c.map_rows * c.map_columns * kBlock<float>);
   s.value = memory.take<float>(outputs);
   s.position = memory.take<float>(outputs);
@@ -436,7 +462,7 @@ ZB_INLINE WinogradScratch winograd_scratch(const Call& c, Scratch& memory) {
 }
 
 void plan_winograd(Call& c) {
-  const int64_t side = tile_side(c), channels = channel_groups(c) * Float::n;
+  const int64_t side = tile_side(c), channels = packed_channels(c);
   const int64_t most_tiles =
       clamped(kTransformedBytes / (products_of(c) * channels * 4), 2 * kTilePixels, kMostTiles);
   // Extents rounded up to tiles, which may begin and end outside of what is needed.
@@ -481,13 +507,17 @@ void run_winograd(const Call& c, const Task& t, Scratch& memory) {
     const int64_t number = image - t.images.begin;
     const Live live{s.live.live.outputs + number * per_image * side * side,
                     s.live.live.tiles + number * per_image};
-    const auto transform = c.filter == 2   ? transform_outputs<E, 6, 5>
-                           : c.filter == 3 ? transform_outputs<E, 6, 4>
-                           : c.filter == 4 ? transform_outputs<E, 8, 5>
-                           : c.filter == 5 ? transform_outputs<E, 8, 4>
-                           : c.filter == 6 ? transform_outputs<E, 8, 3>
-                                           : transform_outputs<E, 8, 2>;
-    transform(c, tiling, image, of, b, m, m_pitch, s.map, row_pitch, live);
+    const auto transform = [&](auto points, auto side) {
+      constexpr int kPoints = points.value, kSide = side.value;
+      transform_outputs<E, kPoints, kSide>(c, tiling, image, of, b, Products<kPoints>{m, m_pitch, of.begin},
+                                           s.map, row_pitch, live);
+    };
+    c.filter == 2   ? transform(Int<6>{}, Int<5>{})
+    : c.filter == 3 ? transform(Int<6>{}, Int<4>{})
+    : c.filter == 4 ? transform(Int<8>{}, Int<5>{})
+    : c.filter == 5 ? transform(Int<8>{}, Int<4>{})
+    : c.filter == 6 ? transform(Int<8>{}, Int<3>{})
+                    : transform(Int<8>{}, Int<2>{});
   };
   const int64_t down = t.rows.begin - tiling.rows.begin * side;
   const int64_t right = t.columns.begin - tiling.columns.begin * side;

@@ -57,8 +57,10 @@ ZB_INLINE void transform_output(const Reg* m, Reg* out, int step) {
   for (int i = 0; i < SIDE; ++i) {
     const bool odd = i % 2;
     const auto power = static_cast<float>(1 << i);
-    Reg value = plus(odd ? difference1 : sum1, power, odd ? difference2 : sum2);
-    if (POINTS == 8) value = plus(value, 1 / power, odd ? half_difference : half_sum);
+    Reg value =
+        i == 0 ? Float::add(sum1, sum2) : plus(odd ? difference1 : sum1, power, odd ? difference2 : sum2);
+    if (POINTS == 8 && i == 0) value = Float::add(value, half_sum);
+    if (POINTS == 8 && i > 0) value = plus(value, 1 / power, odd ? half_difference : half_sum);
     if (i == 0) value = Float::add(value, m[0]);
     if (i == SIDE - 1) value = Float::add(value, m[POINTS - 1]);
     out[i * step] = value;
