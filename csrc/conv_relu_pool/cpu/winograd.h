@@ -220,6 +220,15 @@ void find_seen(const uint32_t* bits, int64_t rows, int64_t columns, uint8_t* see
   }
 }
 
+// to[i] |= from[i * step]
+ZB_INLINE void or_every(uint8_t* __restrict to, const uint8_t* from, int64_t count, int64_t step) {
+  if (step == 1) {
+    for (int64_t i = 0; i < count; ++i) to[i] |= from[i];
+  } else {
+    for (int64_t i = 0; i < count; ++i) to[i] |= from[i * step];
+  }
+}
+
 // From what is seen of an image's patch, folded [rows][columns] from (top, left) on, to its part of live.
 inline void mark_live(const Call& c, const Tiling& tiling, int64_t top, int64_t left, int64_t rows,
                       int64_t columns, const LiveScratch& s, int64_t image) {
@@ -230,31 +239,26 @@ inline void mark_live(const Call& c, const Tiling& tiling, int64_t top, int64_t 
   const int64_t h0 = clamped(-top * fold, 0, rows * fold),
                 h1 = clamped(c.in[0] - top * fold, h0, rows * fold);
   const int64_t w0 = clamped(-left * fold, 0, width), w1 = clamped(c.in[1] - left * fold, w0, width);
-  uint8_t all = c.padding[0] < c.kernel[0] && c.padding[1] < c.kernel[1];
-  for (int64_t h = h0; h < h1; ++h) {
-    for (int64_t w = w0; w < w1; ++w) all &= s.seen[h * width + w];
+  bool all = c.padding[0] < c.kernel[0] && c.padding[1] < c.kernel[1];
+  for (int64_t h = h0; h < h1 && all; ++h) {
+    all = std::memchr(s.seen + h * width + w0, 0, static_cast<size_t>(w1 - w0)) == nullptr;
   }
   if (all) return;
   const int64_t out_rows = tiling.rows.size() * side, out_columns = tiling.columns.size() * side;
   for (int64_t h = 0; h < rows * fold; ++h) {
     const uint8_t* from = s.seen + h * width + c.shift[1];
     uint8_t* to = s.across + h * out_columns;
-    for (int64_t w = 0; w < out_columns; ++w) {
-      uint8_t any = 0;
-      for (int64_t i = 0; i < c.kernel[1]; ++i) any |= from[w * fold + i];
-      to[w] = any;
-    }
+    std::memset(to, 0, static_cast<size_t>(out_columns));
+    for (int64_t i = 0; i < c.kernel[1]; ++i) or_every(to, from + i, out_columns, fold);
   }
   uint8_t* outputs = s.live.outputs + image * out_rows * out_columns;
   for (int64_t h = 0; h < out_rows; ++h) {
     const uint8_t* from = s.across + (h * fold + c.shift[0]) * out_columns;
     uint8_t* to = outputs + h * out_columns;
-    for (int64_t w = 0; w < out_columns; ++w) {
-      uint8_t any = 0;
-      for (int64_t i = 0; i < c.kernel[0]; ++i) any |= from[i * out_columns + w];
-      to[w] = any;
-      tiles[h / side * tiling.columns.size() + w / side] &= any;
-    }
+    std::memset(to, 0, static_cast<size_t>(out_columns));
+    for (int64_t i = 0; i < c.kernel[0]; ++i) or_every(to, from + i * out_columns, out_columns, 1);
+    uint8_t* row = tiles + h / side * tiling.columns.size();
+    for (int64_t w = 0; w < out_columns; ++w) row[w / side] &= to[w];
   }
 }
 

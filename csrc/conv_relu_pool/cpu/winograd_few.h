@@ -42,9 +42,7 @@ void transform_few_inputs(const Call& c, const Task& t, const Tiling& tiling, fl
   for (int64_t image = t.images.begin; image < t.images.end; ++image, v += per_image * c.C * points) {
     for (int64_t ch = 0; ch < c.C; ++ch) {
       fill_plane<E>(c, image, ch, top, left, rows, columns, patch);
-      for (int64_t i = 0; i < rows * columns; ++i) {
-        live.seen[i] = static_cast<uint8_t>((ch > 0 && live.seen[i]) | (patch[i] != 0));  // so is a NaN
-      }
+      gather_bits(patch, rows * columns, ch == 0, live.bits);
       for (int64_t first = 0; first < per_image; first += n) {
         const int64_t some = least(n, per_image - first);
         alignas(64) float buffer[points * n] = {};
@@ -73,6 +71,9 @@ void transform_few_inputs(const Call& c, const Task& t, const Tiling& tiling, fl
         transpose(buffer, n, points, some, v + (first * c.C + ch) * points, c.C * points);
       }
     }
+    const uint32_t* bits = live.bits;
+    uint8_t* __restrict seen = live.seen;
+    for (int64_t i = 0; i < rows * columns; ++i) seen[i] = (bits[i] << 1) != 0;
     mark_live(c, tiling, top, left, rows, columns, live, image - t.images.begin);
   }
 }
