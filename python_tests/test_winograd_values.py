@@ -15,26 +15,39 @@ import torch.nn.functional as F
 
 import zbkernels as zb
 
-FILTERS = [(3, 1), (4, 1), (5, 1), (5, 2), (6, 2), (7, 2), (8, 2), (9, 2)]  # size, stride
-CHANNELS = (12, 33, 64)
+FILTERS = [
+    (2, 1),
+    (3, 1),
+    (4, 1),
+    (5, 1),
+    (6, 1),
+    (7, 1),
+    (5, 2),
+    (6, 2),
+    (7, 2),
+    (8, 2),
+    (9, 2),
+]  # size, stride
+SHAPES = [
+    *((*f, c, 40) for f, c in itertools.product(FILTERS, (16, 33))),  # two and a half vectors of 16 outputs
+    *((3, 1, c, 72) for c in (2, 3, 7)),  # of few channels
+    *((5, 1, c, 72) for c in (1, 4)),
+]
 FORMATS = (torch.contiguous_format, torch.channels_last)
 NAN, INF = math.nan, math.inf
 VALUES = (NAN, INF, -INF, 1e37, -1e37, 1e38, -1e38)
 MAX = torch.finfo(torch.float32).max
-K = 40  # two and a half vectors of 16 channels
 
-shapes = pytest.mark.parametrize(
-    ("kernel", "stride", "channels"), [(*f, c) for f, c in itertools.product(FILTERS, CHANNELS)]
-)
+shapes = pytest.mark.parametrize(("kernel", "stride", "channels", "outputs"), SHAPES)
 planted = pytest.mark.parametrize("value", VALUES, ids=str)
 layouts = pytest.mark.parametrize("layout", FORMATS, ids=("contiguous", "channels_last"))
 
 
-def drawn(kernel: int, stride: int, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(kernel: int, stride: int, channels: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Two images of 17x19 (stride 2: twice that) and a filter whose outputs are about 1."""
     gen = torch.Generator().manual_seed(kernel * 100 + channels)
     x = torch.randn(2, channels, 17 * stride, 19 * stride, generator=gen)
-    weight = torch.randn(K, channels, kernel, kernel, generator=gen) / (channels * kernel**2) ** 0.5
+    weight = torch.randn(outputs, channels, kernel, kernel, generator=gen) / (channels * kernel**2) ** 0.5
     return x, weight
 
 
@@ -84,7 +97,7 @@ def places(x: torch.Tensor) -> list[tuple[int, int, int]]:
     return [
         (0, h // 2, w // 2 - 1),
         (channels - 1, h // 2 + 1, w // 2),
-        (1, 0, 0),
+        (channels // 3, 0, 0),
         (channels // 2, h - 1, w - 2),
     ]
 
@@ -104,9 +117,9 @@ def planted_in(
 @planted
 @shapes
 def test_planted_in_the_image(
-    kernel: int, stride: int, channels: int, value: float, layout: torch.memory_format
+    kernel: int, stride: int, channels: int, outputs: int, value: float, layout: torch.memory_format
 ) -> None:
-    x, weight = drawn(kernel, stride, channels)
+    x, weight = drawn(kernel, stride, channels, outputs)
     for place in places(x):
         bad, _ = planted_in(x, place, value)
         got = winograd(bad.contiguous(memory_format=layout), weight, stride, kernel // 2)
@@ -118,10 +131,10 @@ def test_planted_in_the_image(
 @planted
 @shapes
 def test_what_is_planted_is_not_felt_where_it_is_not_seen(
-    kernel: int, stride: int, channels: int, value: float, layout: torch.memory_format
+    kernel: int, stride: int, channels: int, outputs: int, value: float, layout: torch.memory_format
 ) -> None:
     """Outputs whose windows do not hold it are as near to float64's as without it, beside it in a tile or not."""
-    x, weight = drawn(kernel, stride, channels)
+    x, weight = drawn(kernel, stride, channels, outputs)
     clean = direct(x, weight, stride, kernel // 2)
     for place in places(x):
         bad, pixels = planted_in(x, place, value)
@@ -134,17 +147,21 @@ def test_what_is_planted_is_not_felt_where_it_is_not_seen(
 @planted
 @shapes
 def test_planted_in_the_filter(
-    kernel: int, stride: int, channels: int, value: float, layout: torch.memory_format
+    kernel: int, stride: int, channels: int, outputs: int, value: float, layout: torch.memory_format
 ) -> None:
     """One channel of the output sees it, whole; no padding, since 0 times infinity is torch's to decide there."""
-    x, weight = drawn(kernel, stride, channels)
+    x, weight = drawn(kernel, stride, channels, outputs)
     clean = direct(x, weight, stride, 0)
-    for k, c, r, s in ((0, 0, 0, 0), (17, channels - 1, kernel - 1, kernel // 2), (K - 1, 5, 1, kernel - 1)):
+    for k, c, r, s in (
+        (0, 0, 0, 0),
+        (17, channels - 1, kernel - 1, kernel // 2),
+        (outputs - 1, channels // 3, 1, kernel - 1),
+    ):
         bad = weight.clone()
         bad[k, c, r, s] = value
         got = winograd(x.contiguous(memory_format=layout), bad, stride, 0)
         check_classes(got, direct(x, bad, stride, 0), direct(x.abs(), bad.abs(), stride, 0))
-        others = [i for i in range(K) if i != k]
+        others = [i for i in range(outputs) if i != k]
         assert relative_error(got[:, others], clean[:, others]) <= 1e-5
 
 
@@ -152,10 +169,10 @@ def test_planted_in_the_filter(
 @planted
 @shapes
 def test_planted_in_a_blank_image(
-    kernel: int, stride: int, channels: int, value: float, layout: torch.memory_format
+    kernel: int, stride: int, channels: int, outputs: int, value: float, layout: torch.memory_format
 ) -> None:
     """What does not see the value is 0 exactly."""
-    x, weight = drawn(kernel, stride, channels)
+    x, weight = drawn(kernel, stride, channels, outputs)
     for place in places(x):
         bad, pixels = planted_in(torch.zeros_like(x), place, value)
         got = winograd(bad.contiguous(memory_format=layout), weight, stride, kernel // 2)
@@ -170,9 +187,11 @@ def test_planted_in_a_blank_image(
 
 @layouts
 @shapes
-def test_sums_that_overflow(kernel: int, stride: int, channels: int, layout: torch.memory_format) -> None:
+def test_sums_that_overflow(
+    kernel: int, stride: int, channels: int, outputs: int, layout: torch.memory_format
+) -> None:
     """Pixels of 1e38: sums far above the largest float are inf of their sign, and those far below it finite."""
-    x, weight = drawn(kernel, stride, channels)
+    x, weight = drawn(kernel, stride, channels, outputs)
     padding = kernel // 2
     bad = x.clone()
     bad[1, :, 5:7, 6:9] = 1e38
@@ -193,7 +212,7 @@ def test_sums_that_overflow(kernel: int, stride: int, channels: int, layout: tor
 def test_planted_in_half_precision(
     kernel: int, stride: int, dtype: torch.dtype, value: float, layout: torch.memory_format
 ) -> None:
-    x, weight = (t.to(dtype) for t in drawn(kernel, stride, 20))
+    x, weight = (t.to(dtype) for t in drawn(kernel, stride, 20, 40))
     x[1, 7, 8, 9] = value
     exact = direct(x, weight, stride, kernel // 2)
     got = winograd(x.contiguous(memory_format=layout), weight, stride, kernel // 2).double()

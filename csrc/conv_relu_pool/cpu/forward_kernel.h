@@ -5,8 +5,8 @@
 //
 //   direct.h    pre-activations by direct sums
 //   depthwise.h the same where each output channel sees one input channel
-//   winograd.h  the same for filters from 2x2 to 7x7 with fewer multiplications
-//   epilogue.h  activation, pooling, codes, signatures, y
+//   winograd.h  the same for filters from 2x2 to 7x7 with fewer multiplications; winograd_few.h: of few
+//   channels epilogue.h  activation, pooling, codes, signatures, y
 #pragma once
 
 #include "conv_relu_pool/cpu/depthwise.h"

@@ -3,6 +3,7 @@
 
 #include "conv_relu_pool/cpu/direct.h"
 #include "conv_relu_pool/cpu/epilogue.h"
+#include "conv_relu_pool/cpu/interleave.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
@@ -27,14 +28,21 @@ ZB_INLINE bool fold_for_winograd(Call& c) {
   }
   c.filter = filter[0];
   c.points = c.filter <= 3 ? 6 : 8;
+  if (c.fold == 2 && c.filter == 2) return false;  // of four times as many channels: nothing is saved
   if (filter[0] != filter[1] || c.filter < 2 || c.filter > 7 || c.map[0] * c.map[1] < 16) return false;
-  // Multiplications of few channels hide behind the output transform; the filters must stay in the
-  // first-level cache.
-  c.few =
-      c.fold == 1 && c.K >= 16 && ((c.filter == 3 && c.C >= 2 && c.C <= 6) || (c.filter == 5 && c.C <= 3));
+  // Multiplications of few channels hide behind the output transform; of 3x3 filters they are so few that it
+  // takes more output channels to pay for the input's, and twice as many again where there are half as many
+  // registers.
+  const int64_t least_outputs = c.filter == 5 ? 16 : Float::n == 16 ? 32 : 64;
+  c.few = c.fold == 1 && c.K >= least_outputs &&
+          ((c.filter == 3 && c.C >= 2 && c.C <= 7) || (c.filter == 5 && c.C <= 4));
   // With other numbers of channels below these the transforms cost more than they save.
   const int64_t channels = c.C * c.fold * c.fold;
-  return c.few || (channels >= (c.filter <= 3 ? 12 : 8) && channels <= 4096 && c.K >= 8);
+  const int64_t least_channels = c.filter == 2   ? 16
+                                 : c.fold == 2   ? (c.filter == 3 ? 16 : 12)
+                                 : c.filter == 3 ? 8
+                                                 : 5;
+  return c.few || (channels >= least_channels && channels <= 4096 && c.K >= 8);
 }
 
 template <class T>

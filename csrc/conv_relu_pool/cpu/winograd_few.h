@@ -9,6 +9,10 @@
 // best:
 //                                       mnist1   cifar1
 //   direct.h                             4.5      6.2
+//   products and filters [point][channel], sums of addresses in memory      5.6      6.5
+//   [channel][point], so that every offset is a constant                    3.5      4.4
+//   blank pixels found by vectors                                           3.3      4.1
+//   (with the AVX2 files: direct.h 5.4, 6.8; this 4.3, 5.9)
 #pragma once
 
 #include "conv_relu_pool/cpu/winograd.h"
