@@ -227,7 +227,7 @@ def test_planted_in_half_precision(
 @pytest.mark.parametrize(("kernel", "stride"), FILTERS)
 def test_planted_under_a_pool(kernel: int, stride: int, value: float, layout: torch.memory_format) -> None:
     """Windows of the pool that do not see the value are what they are without it."""
-    x, weight = drawn(kernel, stride, 16)
+    x, weight = drawn(kernel, stride, 16, 40)
     padding = kernel // 2
     bad = x.clone()
     bad[0, 3, 9, 6] = value
