@@ -191,7 +191,12 @@ std::tuple<Tensor, Tensor> backward_dense(const BackwardArgs& a) {
     default:
       expand<BFloat>(a, grad_pre);
   }
-  auto [grad_x, grad_weight] = aten::convolution_backward(grad_pre, a.x, a.weight, p.stride, p.padding,
+  // torch 2.13 gives a wrong gradient of a grouped weight where the stride of a single image is not what its
+  // format has.
+  const bool plain = p.groups > 1;
+  const Tensor x = plain ? in_format(a.x, p.x_channels_last) : a.x;
+  const Tensor weight = plain ? in_format(a.weight, p.w_channels_last) : a.weight;
+  auto [grad_x, grad_weight] = aten::convolution_backward(grad_pre, x, weight, p.stride, p.padding,
                                                           p.dilation, p.groups, a.need_x, a.need_weight);
   if (a.need_x) grad_x = in_format(grad_x, p.x_channels_last);
   if (a.need_weight) grad_weight = in_format(grad_weight, p.w_channels_last);

@@ -64,8 +64,10 @@ struct Cache {
   int64_t size = 0;
   const int64_t limit = [] {
     const char* text = std::getenv("ZBKERNELS_WEIGHT_CACHE_MB");
-    const int64_t megabytes = text && *text ? std::atoll(text) : kDefaultMegabytes;
-    return std::max<int64_t>(0, megabytes) << 20;
+    char* end = nullptr;
+    const int64_t megabytes = text ? std::strtoll(text, &end, 10) : kDefaultMegabytes;
+    const bool number = end && end != text && *end == '\0' && megabytes >= 0;
+    return std::min(number ? megabytes : kDefaultMegabytes, int64_t{1} << 40) << 20;
   }();
   std::atomic<int64_t> hits{0}, misses{0};
 };

@@ -301,21 +301,44 @@ void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_
   }
 }
 
-// One vector of output channels of one tile by direct sums, in the order of direct.h.
+// One channel of the input that a tile's direct sums see, [rows][columns] from (top, left) on.
+template <class E>
+void fill_seen(const Call& c, int64_t image, int64_t channel, int64_t top, int64_t left, int64_t rows,
+               int64_t columns, float* to) {
+  const E* plane = static_cast<const E*>(c.x) + image * c.x_strides[0] + channel * c.x_strides[1];
+  for (int64_t h = top; h < top + rows; ++h, to += columns) {
+    if (h < 0 || h >= c.in[0]) {
+      std::memset(to, 0, sizeof(float) * static_cast<size_t>(columns));
+    } else {
+      fill_segment(to, columns, plane + h * c.x_strides[2], c.in[1], c.x_strides[3], left, 1);
+    }
+  }
+}
+
+// One vector of output channels of one tile by direct sums, in the order of direct.h. Rare, but not slow: a
+// network that has come to NaN has no other tiles.
 template <class E, int SIDE>
 void direct_tile(const Call& c, int64_t image, int64_t first, int64_t channels, int64_t top, int64_t left,
                  float* to, int64_t row_pitch) {
-  constexpr int kReach = SIDE + 6;  // rows that SIDE outputs see of a map that is unpooled: filters up to 7x7
-  float unpooled[kReach * kReach * Float::n];
-  const int64_t chain = chain_channels(c);
-  const auto input = [&](int64_t ch, int64_t row, int64_t column) {
-    if (row < 0 || row >= c.in[0] || column < 0 || column >= c.in[1]) return 0.0f;
-    if (c.unpool) {
-      const int64_t at = (row - top + c.padding[0]) * kReach + column - left + c.padding[1];
-      return unpooled[at * Float::n + ch % Float::n];
+  constexpr int64_t n = Float::n,
+                    kMostReach = 16;  // rows seen of the input: twice the points, with a stride of 2
+  const int64_t chain = chain_channels(c), taps = c.kernel[0] * c.kernel[1];
+  const int64_t rows = (SIDE - 1) * c.stride[0] + c.kernel[0],
+                columns = (SIDE - 1) * c.stride[1] + c.kernel[1];
+  const int64_t down = top * c.stride[0] - c.padding[0], right = left * c.stride[1] - c.padding[1];
+  float seen[kMostReach * kMostReach], unpooled[kMostReach * kMostReach * n],
+      weights[kMostReach * kMostReach * n] = {};
+  // Taps in memory's order, which is the other way round where the filters are turned.
+  const bool turned = c.w_strides[3] < 0, dense = c.w_strides[2] == c.kernel[1] * c.w_strides[3];
+  const int64_t step = turned ? -c.w_strides[3] : c.w_strides[3];
+  const auto load_weights = [&](int64_t ch) {
+    const E* w = static_cast<const E*>(c.weight) + first * c.w_strides[0] + ch * c.w_strides[1];
+    const int64_t runs = dense ? 1 : c.kernel[0], length = taps / runs;
+    for (int64_t r = 0; r < runs; ++r) {
+      const E* row = w + r * c.w_strides[2] + (turned ? (length - 1) * c.w_strides[3] : 0);
+      interleave(row, c.w_strides[0], step, channels, length, weights + r * length * n);
     }
-    return value_of(static_cast<const E*>(
-        c.x)[image * c.x_strides[0] + ch * c.x_strides[1] + row * c.x_strides[2] + column * c.x_strides[3]]);
+    return length;
   };
   Reg sum[SIDE][SIDE];
   const auto start_chain = [&sum] {
@@ -325,22 +348,22 @@ void direct_tile(const Call& c, int64_t image, int64_t first, int64_t channels, 
   };
   start_chain();
   for (int64_t ch = 0; ch < c.C; ++ch) {
-    if (c.unpool && ch % Float::n == 0) {
-      fill_unpooled<E>(c, image, ch, least(Float::n, c.C - ch), top - c.padding[0], left - c.padding[1],
-                       kReach, kReach, unpooled);
+    if (!c.unpool) {
+      fill_seen<E>(c, image, ch, down, right, rows, columns, seen);
+    } else {
+      if (ch % n == 0)
+        fill_unpooled<E>(c, image, ch, least(n, c.C - ch), down, right, rows, columns, unpooled);
+      for (int64_t i = 0; i < rows * columns; ++i) seen[i] = unpooled[i * n + ch % n];
     }
-    const E* w = static_cast<const E*>(c.weight) + first * c.w_strides[0] + ch * c.w_strides[1];
-    for (int64_t tap = 0; tap < c.kernel[0] * c.kernel[1]; ++tap) {
+    const int64_t length = load_weights(ch);
+    for (int64_t tap = 0; tap < taps; ++tap) {
       const int64_t r = tap / c.kernel[1], s = tap % c.kernel[1];
-      float lanes[Float::n] = {};
-      for (int64_t k = 0; k < channels; ++k) {
-        lanes[k] = value_of(w[k * c.w_strides[0] + r * c.w_strides[2] + s * c.w_strides[3]]);
-      }
-      const Reg weight = Float::load(lanes);
+      const int64_t at = turned ? tap / length * length + length - 1 - tap % length : tap;
+      const Reg weight = Float::load(weights + at * n);
+      const float* from = seen + r * columns + s;
       for (int i = 0; i < SIDE; ++i) {
         for (int j = 0; j < SIDE; ++j) {
-          const float value = input(ch, (top + i) * c.stride[0] + r - c.padding[0],
-                                    (left + j) * c.stride[1] + s - c.padding[1]);
+          const float value = from[i * c.stride[0] * columns + j * c.stride[1]];
           if (c.unpool && value == 0) continue;  // no gradient, not even where the weight is infinite
           sum[i][j] = Float::fma(Float::set1(value), weight, sum[i][j]);
         }

@@ -20,20 +20,6 @@
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
-// A channel's plane under some tiles, [rows][columns], zeros in the padding.
-template <class E>
-void fill_plane(const Call& c, int64_t image, int64_t channel, int64_t top, int64_t left, int64_t rows,
-                int64_t columns, float* to) {
-  const E* plane = static_cast<const E*>(c.x) + image * c.x_strides[0] + channel * c.x_strides[1];
-  for (int64_t h = top; h < top + rows; ++h, to += columns) {
-    if (h < 0 || h >= c.in[0]) {
-      std::memset(to, 0, sizeof(float) * static_cast<size_t>(columns));
-      continue;
-    }
-    fill_segment(to, columns, plane + h * c.x_strides[2], c.in[1], c.x_strides[3], left, 1);
-  }
-}
-
 // Transformed input v [image][tile][channel][point].
 template <class E, int POINTS>
 void transform_few_inputs(const Call& c, const Task& t, const Tiling& tiling, float* patch, float* v,
@@ -45,7 +31,7 @@ void transform_few_inputs(const Call& c, const Task& t, const Tiling& tiling, fl
                 left = tiling.columns.begin * side - c.padding[1];
   for (int64_t image = t.images.begin; image < t.images.end; ++image, v += per_image * c.C * points) {
     for (int64_t ch = 0; ch < c.C; ++ch) {
-      fill_plane<E>(c, image, ch, top, left, rows, columns, patch);
+      fill_seen<E>(c, image, ch, top, left, rows, columns, patch);
       gather_bits(patch, rows * columns, ch == 0, live.bits);
       for (int64_t first = 0; first < per_image; first += n) {
         const int64_t some = least(n, per_image - first);
