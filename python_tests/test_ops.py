@@ -20,6 +20,7 @@ from torch.library import opcheck
 
 import zbkernels as zb
 from zbkernels.ops import OPS, Op, Sample
+from zbkernels.ops._op import COMPILED
 
 PUBLIC = [op for op in OPS.values() if op.public is not None]
 SIGNATURES = {"conv_relu_pool2d_nap", "linear_relu_nap"}
@@ -940,3 +941,28 @@ def test_more_than_two_to_the_31_elements(layout: torch.memory_format, device: s
     w = torch.ones(64, 1, 1, 1, dtype=torch.float16, device=device)
     y = zb.conv_relu_pool2d(x, w, groups=64)
     assert y[69, 63, 255, 479] == 7 and y[0, 0, 0, 0] == 3 and y.double().sum() == 10
+
+
+@pytest.mark.parametrize("name", ["conv_relu_pool2d", "conv_relu_pool2d_nap"])
+def test_explain_names_the_kernel_that_runs(name: str, device: str) -> None:
+    op = OPS[name]
+    if device != "cpu" or (name, "cpu") not in COMPILED:
+        pytest.skip("kernels are named ahead on the CPU only")
+    for sample in op.samples():
+        with torch.no_grad():
+            op.public(*sample.args, **sample.kwargs)
+        if sample.args[0].numel():
+            assert zb.explain(name, *sample.args, **sample.kwargs).kernel == zb.last_kernel(), sample.name
+
+
+def test_what_equals_an_earlier_argument_is_still_checked() -> None:
+    """True == 1 and 1.0 == 1, but neither is a stride."""
+    x, w = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    for good in (1, (1, 1)):
+        zb.conv_relu_pool2d(x, w, good, groups=1)
+    for bad in (True, 1.0, (True, 1), (1, 1.0), "1"):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="stride"):
+                zb.conv_relu_pool2d(x, w, bad, groups=1)
+    with pytest.raises(ValueError, match="groups"):
+        zb.conv_relu_pool2d(x, w, 1, groups=True)

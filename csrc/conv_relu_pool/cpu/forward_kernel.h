@@ -3,10 +3,11 @@
 // activation, pooling and output, one block of output channels at a time, so that the un-pooled map never
 // leaves the cache:
 //
-//   direct.h    pre-activations by direct sums
-//   depthwise.h the same where each output channel sees one input channel
-//   winograd.h  the same for filters from 2x2 to 7x7 with fewer multiplications; winograd_few.h: of few
-//   channels epilogue.h  activation, pooling, codes, signatures, y
+//   direct.h         pre-activations by direct sums
+//   depthwise.h      the same where each output channel sees one input channel
+//   winograd.h       the same for filters from 2x2 to 7x7 with fewer multiplications
+//   winograd_few.h   the same for first layers, of few channels
+//   epilogue.h       activation, pooling, codes, signatures, y
 #pragma once
 
 #include "conv_relu_pool/cpu/depthwise.h"

@@ -36,7 +36,7 @@ ZB_INLINE bool fold_for_winograd(Call& c) {
   const int64_t least_outputs = c.filter == 5 ? 16 : Float::n == 16 ? 32 : 64;
   c.few = c.fold == 1 && c.K >= least_outputs &&
           ((c.filter == 3 && c.C >= 2 && c.C <= 7) || (c.filter == 5 && c.C <= 4));
-  // With other numbers of channels below these the transforms cost more than they save.
+  // Else the transforms of fewer channels cost more than they save.
   const int64_t channels = c.C * c.fold * c.fold;
   const int64_t least_channels = c.filter == 2   ? 16
                                  : c.fold == 2   ? (c.filter == 3 ? 16 : 12)
