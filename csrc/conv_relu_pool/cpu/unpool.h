@@ -135,13 +135,26 @@ inline void mask_units(const Call& c, int64_t image, int64_t channel, int64_t la
   const Unpool& u = *c.unpool;
   const int64_t words = up_div(c.in[0] * c.in[1], 64);
   const uint64_t* bits = static_cast<const uint64_t*>(u.code) + (image * c.C + channel) * words;
+  uint32_t halves[n] = {};  // half a word of each channel, in which a loop over the channels becomes vectors
+  int64_t loaded = -1;
   for (int64_t h = most(top, 0); h < least(top + rows, c.in[0]); ++h) {
     for (int64_t w = most(left, 0); w < least(left + columns, c.in[1]); ++w) {
       float* pixel = to + ((h - top) * columns + w - left) * n;
-      const int64_t unit = h * c.in[1] + w;
-      const uint64_t* word = bits + unit / 64;
-      for (int64_t i = 0; i < lanes; ++i, word += words) {
-        if (!(*word >> (unit % 64) & 1)) pixel[i] = u.slope == 0 ? 0 : pixel[i] * u.slope;
+      const int64_t unit = h * c.in[1] + w, half = unit / 32;
+      if (half != loaded) {
+        for (int64_t i = 0; i < lanes; ++i) {
+          halves[i] = static_cast<uint32_t>(bits[i * words + unit / 64] >> (half % 2 * 32));
+        }
+        loaded = half;
+      }
+      const auto bit = static_cast<uint32_t>(unit % 32);
+      if (u.slope == 0) {
+        uint32_t values[n];
+        std::memcpy(values, pixel, sizeof(values));
+        for (int64_t i = 0; i < n; ++i) values[i] &= 0u - (halves[i] >> bit & 1);
+        std::memcpy(pixel, values, sizeof(values));
+      } else {
+        for (int64_t i = 0; i < n; ++i) pixel[i] *= halves[i] >> bit & 1 ? 1.0f : u.slope;
       }
     }
   }
