@@ -42,8 +42,8 @@ def test_the_algorithm_changes_once_along_a_line(sweep: ModuleType) -> None:
         ran = [algorithm(case) for case in line.cases if case.c <= 1024]
         changes = sum(a != b for a, b in itertools.pairwise(ran))
         seen.update(ran)
-        # A filter outgrows the tiles: direct, Winograd, direct again.
-        assert changes <= (2 if line.name.startswith("kernel") else 1), (line.name, ran)
+        # A filter outgrows the tiles: direct, Winograd, direct again; of few channels there are tiles of 3x3 and 5x5.
+        assert changes <= (4 if line.name.startswith("kernel") else 1), (line.name, ran)
         if changes and not line.name.startswith("kernel"):
             assert ran[-1] == "winograd", line.name
     assert seen == {"winograd", "direct"}

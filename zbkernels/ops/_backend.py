@@ -238,10 +238,11 @@ def set_conv_precision(precision: str) -> None:
     """Choose how float32 convolutions may be summed, for the whole process.
 
     ``"high"`` (the default) allows algorithms with fewer operations (Winograd) on the CPU, for a layer's result and
-    for the gradient of its input, with an error of at most 1e-5 of the result's norm. That holds where the result is not what is left of a cancellation (a filter
-    of mean zero on an image of large mean) and not subnormal; there the error is of that size against the norm
-    of the convolution of the absolute values, as any float32 sum's is. ``"highest"`` sums directly, in one order,
-    the same for every memory format, batch and number of threads, as exactly as torch's own (`bench/results/accuracy.md`). Ops that return signatures always do.
+    for the gradient of its input, with an error of at most 1e-5 of the result's norm. That holds where the result
+    is not what is left of a cancellation (a filter of mean zero on an image of large mean) and not subnormal; there
+    the error is of that size against the norm of the convolution of the absolute values, as any float32 sum's is.
+    ``"highest"`` sums directly, in one order, the same for every memory format, batch and number of threads, as
+    exactly as torch's own (`bench/results/accuracy.md`). Ops that return signatures always do.
 
     Raises:
         ValueError: any other word.

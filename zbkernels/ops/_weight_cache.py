@@ -21,9 +21,9 @@ def weight_cache_info() -> WeightCacheInfo:
 
     Only inference uses it: in training each step brings new weights. An entry serves a call only where the weight's
     bytes equal those it was made from, so no update of a weight, by whatever way, can be missed. The least recently
-    used entries make room when ``$ZBKERNELS_WEIGHT_CACHE_MB`` megabytes (a whole number; 256 where it is none; 0 switches
-    the cache off; read once, at the first convolution) are full. Weights of less than 1 KiB are not kept. All zeros where the CPU library is not
-    loaded.
+    used entries make room when ``$ZBKERNELS_WEIGHT_CACHE_MB`` megabytes are full (a whole number; 256 where it is
+    none; 0 switches the cache off; read once, at the first convolution). Weights of less than 1 KiB are not kept.
+    All zeros where the CPU library is not loaded.
     """
     return WeightCacheInfo(*_loader.weight_cache())
 
