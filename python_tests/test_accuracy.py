@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
 from types import ModuleType
 
+import bench_tools
 import pytest
 
 
 @pytest.fixture(scope="module")
 def accuracy() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "bench/accuracy_table.py"
-    spec = importlib.util.spec_from_file_location("accuracy_table", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return bench_tools.load("accuracy_table")
 
 
 LAYERS = list(itertools.product(((3, 1), (4, 1), (5, 1), (7, 2)), (16, 64, 256, 512, 1024)))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 
+import bench_tools
 import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -14,11 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @pytest.fixture(scope="module")
 def memory() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "bench/memory.py"
-    spec = importlib.util.spec_from_file_location("memory", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return bench_tools.load("memory")
 
 
 @pytest.mark.parametrize("layout", ("", " CL"), ids=("contiguous", "channels_last"))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
 from types import ModuleType
 
+import bench_tools
 import pytest
 import torch
 
@@ -18,12 +16,7 @@ from zbkernels.benchmarking.conv import ours_block
 
 @pytest.fixture(scope="module")
 def sweep() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "bench/sweep.py"
-    spec = importlib.util.spec_from_file_location("sweep", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return bench_tools.load("sweep")
 
 
 def algorithm(case: ConvCase) -> str:

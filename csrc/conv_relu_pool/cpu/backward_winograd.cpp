@@ -67,7 +67,7 @@ bool winograd_input_is_faster(const BackwardArgs& a) {
   kernels_here().plan(c);
   if (c.algorithm != Algorithm::kWinograd || c.few) return false;
   // Of every unit of the map 36 / 16 multiplications a weight's channel are left (3x3), 64 / 16 (5x5), ...;
-  // of the winners all R * S. A winner's cost about twice as much each (measured on both kinds of machines).
+  // of the winners all R * S. A winner's cost about twice as much each (the table above).
   const double dense = static_cast<double>(c.points * c.points) /
                        static_cast<double>((c.points + 1 - c.filter) * (c.points + 1 - c.filter));
   const double live = static_cast<double>(p.P * p.Q) / static_cast<double>(p.H1 * p.W1);

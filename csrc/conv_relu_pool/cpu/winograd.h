@@ -279,19 +279,7 @@ void transform_inputs(const Call& c, const Task& t, const Tiling& tiling, int64_
       for (int64_t r = 0; r < tiling.rows.size(); ++r) {
         for (int64_t s = 0; s < tiling.columns.size(); ++s, to += n) {
           const float* from = patch + (r * side * columns + s * side) * n;
-          Reg d[POINTS], half[POINTS * POINTS];
-#pragma GCC unroll 8
-          for (int j = 0; j < POINTS; ++j) {
-#pragma GCC unroll 8
-            for (int i = 0; i < POINTS; ++i) d[i] = Float::load(from + (i * columns + j) * n);
-            transform_input<POINTS>(d, half + j, POINTS);
-          }
-#pragma GCC unroll 8
-          for (int i = 0; i < POINTS; ++i) {
-            transform_input<POINTS>(half + i * POINTS, d, 1);
-#pragma GCC unroll 8
-            for (int j = 0; j < POINTS; ++j) Float::store(to + (i * POINTS + j) * pitch, d[j]);
-          }
+          transform_tile<POINTS>(from, columns * n, n, to, pitch);
         }
       }
     }

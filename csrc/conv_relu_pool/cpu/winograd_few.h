@@ -45,19 +45,7 @@ void transform_few_inputs(const Call& c, const Task& t, const Tiling& tiling, fl
           }
           tile += together;
         }
-        Reg d[POINTS], half[points];
-#pragma GCC unroll 8
-        for (int j = 0; j < POINTS; ++j) {
-#pragma GCC unroll 8
-          for (int i = 0; i < POINTS; ++i) d[i] = Float::load(buffer + (i * POINTS + j) * n);
-          transform_input<POINTS>(d, half + j, POINTS);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < POINTS; ++i) {
-          transform_input<POINTS>(half + i * POINTS, d, 1);
-#pragma GCC unroll 8
-          for (int j = 0; j < POINTS; ++j) Float::store(buffer + (i * POINTS + j) * n, d[j]);
-        }
+        transform_tile<POINTS>(buffer, POINTS * n, n, buffer, n);
         transpose(buffer, n, points, some, v + (first * c.C + ch) * points, c.C * points);
       }
     }

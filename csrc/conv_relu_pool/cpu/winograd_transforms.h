@@ -46,6 +46,25 @@ ZB_INLINE void transform_input(const Reg* d, Reg* out, int step) {
   }
 }
 
+// Bᵀ d B of a tile of vectors, those of row i and column j at from + i * row + j * column; point p goes to
+// to + p * point. All are read before the first is written.
+template <int POINTS>
+ZB_INLINE void transform_tile(const float* from, int64_t row, int64_t column, float* to, int64_t point) {
+  Reg d[POINTS], half[POINTS * POINTS];
+#pragma GCC unroll 8
+  for (int j = 0; j < POINTS; ++j) {
+#pragma GCC unroll 8
+    for (int i = 0; i < POINTS; ++i) d[i] = Float::load(from + i * row + j * column);
+    transform_input<POINTS>(d, half + j, POINTS);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < POINTS; ++i) {
+    transform_input<POINTS>(half + i * POINTS, d, 1);
+#pragma GCC unroll 8
+    for (int j = 0; j < POINTS; ++j) Float::store(to + (i * POINTS + j) * point, d[j]);
+  }
+}
+
 // Aᵀ m, for SIDE outputs
 template <int POINTS, int SIDE>
 ZB_INLINE void transform_output(const Reg* m, Reg* out, int step) {
