@@ -11,7 +11,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ class Unit:
             settings is refused.
         new_model: makes the untrained network, on the CPU.
         measure: (trained network, history) -> the unit's result (JSON-able), which is kept.
+        watch: (network, epochs it was trained for) -> what is to be kept of it on the way (JSON-able). The list of these is
+            the result's ``watched``.
+        watch_after: the epochs after which ``watch`` is called; 0: before the first.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Unit:
     config: TrainConfig
     new_model: Callable[[], nn.Module]
     measure: Callable[[nn.Module, list[Epoch]], dict[str, Any]]
+    watch: Callable[[nn.Module, int], dict[str, Any]] | None = None
+    watch_after: tuple[int, ...] = ()
 
 
 def expect(context: RunContext, data: Dataset, config: TrainConfig) -> None:
@@ -89,28 +94,54 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
         if skipped:
             progress.say(f"{unit.label}: going on after epoch {skipped}")
 
+        reported = skipped
+
         def epoch_done(epoch: Epoch) -> None:
-            if epoch.epoch > skipped:
+            nonlocal reported
+            if epoch.epoch > reported:
+                reported = epoch.epoch
                 progress.epoch_done(
                     f"{unit.label}: epoch {epoch.epoch}/{config.epochs}, test loss {epoch.test_loss:.3f}, "
                     f"accuracy {epoch.test_accuracy:.2f} %, {duration(epoch.seconds)}"
                 )
 
-        history = train(
-            model,
-            data,
-            config,
-            folder=folder,
-            on_batch=progress.batch_done,
-            on_epoch=epoch_done,
-            say=progress.say,
-        )
+        def train_up_to(epochs: int) -> list[Epoch]:
+            return train(
+                model,
+                data,
+                replace(config, epochs=epochs),
+                folder=folder,
+                on_batch=progress.batch_done,
+                on_epoch=epoch_done,
+                say=progress.say,
+            )
+
+        watched = _watch(unit, folder, model, train_up_to)
+        history = train_up_to(config.epochs)
         result = unit.measure(model, history)
+        if unit.watch is not None:
+            result["watched"] = watched
         _save_model(folder / "model.safetensors", model)
         write_json(folder / "result.json", result)
         for leftover in (*folder.glob("epoch-*.safetensors"), folder / "checkpoint.json"):
             leftover.unlink(missing_ok=True)  # the trained model is kept, the optimizer's state is not
         return result
+
+
+def _watch(
+    unit: Unit, folder: Path, model: nn.Module, train_up_to: Callable[[int], list[Epoch]]
+) -> list[dict[str, Any]]:
+    """What ``unit.watch`` saw, epoch by epoch. Each is kept before training goes on, so none is missed by a run cut off."""
+    if unit.watch is None:
+        return []
+    seen = []
+    for epochs in sorted(unit.watch_after):
+        kept = folder / f"watched-{epochs:04d}.json"
+        if not kept.exists():
+            train_up_to(epochs)
+            write_json(kept, {"epoch": epochs, **unit.watch(model, epochs)})
+        seen.append(read_json(kept))
+    return seen
 
 
 @contextmanager

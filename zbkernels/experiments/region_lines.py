@@ -1,0 +1,116 @@
+"""The activation patterns that a network has along straight lines, exactly: by its breakpoints, not by samples.
+
+Along x(t) = start + t·direction a pre-activation of the first layer is linear in t and changes its sign once at most.
+Between two such breakpoints the layer's output is linear in t as well, so the second layer has at most one breakpoint a
+unit in each of these intervals, and so on. A pattern holds on a convex set, which a line meets in one interval: so the
+intervals that come out are as many as the patterns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbkernels.experiments.piecewise import Array, Bits, HiddenLayer
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Open intervals of constant pattern, sorted by line and then by t.
+
+    Attributes:
+        line: [P] int64, which of the lines.
+        start, end: [P] values of t.
+        bits: [P, units], the units that are on inside, all layers side by side.
+    """
+
+    line: np.ndarray
+    start: Array
+    end: Array
+    bits: Bits
+
+    def counts(self, lines: int) -> np.ndarray:
+        """Patterns along each of ``lines`` lines, [lines] int64."""
+        return np.bincount(self.line, minlength=lines)
+
+
+def sweep_lines(
+    layers: list[HiddenLayer],
+    starts: Array,
+    directions: Array,
+    interval: tuple[float, float] = (-np.inf, np.inf),
+) -> Intervals:
+    """The patterns along ``starts[i] + t * directions[i]`` (both [L, inputs]) for t inside ``interval``.
+
+    Only patterns that hold on an interval of t count: at a breakpoint itself the unit is off, and along a line through
+    the origin a zero-bias network has every unit off at the origin, which is a pattern of that one point.
+
+    Raises:
+        ValueError: the shapes do not fit, or the interval is empty.
+    """
+    if starts.shape != directions.shape or starts.ndim != 2 or starts.shape[1] != layers[0].weight.shape[1]:
+        raise ValueError(
+            f"sweep_lines: expected starts and directions of shape [L, {layers[0].weight.shape[1]}], "
+            f"got {list(starts.shape)} and {list(directions.shape)}"
+        )
+    low, high = interval
+    if not low < high:
+        raise ValueError(f"sweep_lines: expected an interval of t that is not empty, got {interval}")
+    line = np.arange(len(starts))
+    start, end = np.full(len(line), float(low)), np.full(len(line), float(high))
+    at_zero, slope = starts.astype(np.float64), directions.astype(np.float64)  # the layer's input: at_zero + t·slope
+    seen: list[Bits] = []
+    for layer in layers:
+        at_zero, slope = at_zero @ layer.weight.T + layer.bias, slope @ layer.weight.T  # [P, units]
+        piece, start, end = _split(at_zero, slope, start, end)
+        line, at_zero, slope = line[piece], at_zero[piece], slope[piece]
+        on = at_zero + slope * _inside(start, end)[:, None] > 0
+        seen = [bits[piece] for bits in seen] + [on]
+        at_zero, slope = at_zero * on, slope * on
+    return Intervals(line, start, end, np.concatenate(seen, axis=1))
+
+
+def sweep_circle(layers: list[HiddenLayer], across: Array, up: Array) -> int:
+    """How many patterns a zero-bias network has in the plane through the origin that ``across`` and ``up`` span.
+
+    Each region is a cone, so it is enough to go around the origin once: along the four sides of a square.
+
+    Args:
+        across, up: [inputs] each, linearly independent.
+
+    Raises:
+        ValueError: a layer has a bias.
+    """
+    if any(layer.bias.any() for layer in layers):
+        raise ValueError("sweep_circle: expected a network without biases; the regions of others are no cones")
+    sides = np.stack([across, up, -across, -up])  # each side's middle; it runs towards the next one's
+    found = sweep_lines(layers, sides, np.roll(sides, -1, axis=0), (-1.0, 1.0))
+    first = np.searchsorted(found.line, np.arange(4))
+    last = np.roll(first, -1) - 1  # of each side; -1, the last of all, for the fourth
+    joined = [(found.bits[last[side]] == found.bits[first[(side + 1) % 4]]).all() for side in range(4)]
+    return max(len(found.line) - sum(map(int, joined)), 1)
+
+
+def _split(at_zero: Array, slope: Array, start: Array, end: Array) -> tuple[np.ndarray, Array, Array]:
+    """Cut intervals at the zeros of at_zero + t·slope ([P, units]): which interval each new one is of, its two ends."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        zeros = -at_zero / slope  # nan or infinite where there is none
+        inside = (zeros > start[:, None]) & (zeros < end[:, None]) & np.isfinite(zeros)
+    owner, _ = np.nonzero(inside)
+    piece = np.concatenate([np.arange(len(start)), owner])
+    begins = np.concatenate([start, zeros[inside]])
+    order = np.lexsort((begins, piece))
+    piece, begins = piece[order], begins[order]
+    is_last = np.append(piece[1:] != piece[:-1], True)
+    ends = np.where(is_last, end[piece], np.append(begins[1:], np.inf))
+    kept = begins < ends  # two units with one breakpoint leave nothing between
+    return piece[kept], begins[kept], ends[kept]
+
+
+def _inside(start: Array, end: Array) -> Array:
+    """A value of t inside each interval."""
+    with np.errstate(invalid="ignore"):  # of infinite ends, not taken
+        beyond_start, before_end, middle = start + 1 + np.abs(start), end - 1 - np.abs(end), (start + end) / 2
+    open_start, open_end = np.isinf(start), np.isinf(end)
+    return np.select([open_start & open_end, open_end, open_start], [0.0, beyond_start, before_end], middle)
