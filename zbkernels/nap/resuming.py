@@ -36,16 +36,15 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     ):
         if before[key] != now[key]:
             return f"{what}: {before[key]} then, {now[key]} now"
-    other = _other_layer(before["layers"], now["layers"])
-    if other is not None:
-        return f"model: its forward pass had the layer {other}"
-    for part, what in (("run", "run"), ("loader", "loader")):
+    for part in ("run", "loader"):
         for key, value in before[part].items():
-            if value != now[part][key]:
-                if key == "first_crc32":
-                    return f"loader: the first batch has other values ({_SHUFFLES})"
-                return f"{what}: {key} was {value} then, is {now[part][key]} now"
-    return None
+            if value == now[part][key]:
+                continue
+            if key == "first_crc32":
+                return f"loader: the first batch has other values ({_SHUFFLES})"
+            return f"{part}: {key} was {value} then, is {now[part][key]} now"
+    other = _other_layer(before["layers"], now["layers"])
+    return None if other is None else f"model: its forward pass had the layer {other}"
 
 
 def _other_layer(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> str | None:
