@@ -11,6 +11,10 @@ from torch import nn
 Array = NDArray[np.float64]
 Bits = NDArray[np.bool_]
 
+# A pre-activation within this of 0, relative to what it is a sum of, counts as 0 where regions are told apart: so regions
+# thinner than this fraction of the line or window do not count, and breakpoints that coincide up to rounding are one.
+ON_LINE = 1e-11
+
 
 @dataclass(frozen=True)
 class HiddenLayer:

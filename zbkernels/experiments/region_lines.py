@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbkernels.experiments.piecewise import Array, Bits, HiddenLayer
+from zbkernels.experiments.piecewise import ON_LINE, Array, Bits, HiddenLayer
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,16 @@ def sweep_lines(
     at_zero, slope = starts.astype(np.float64), directions.astype(np.float64)  # the layer's input: at_zero + t·slope
     seen: list[Bits] = []
     for layer in layers:
+        sizes = np.abs(at_zero) @ np.abs(layer.weight.T) + np.abs(layer.bias), np.abs(slope) @ np.abs(layer.weight.T)
         at_zero, slope = at_zero @ layer.weight.T + layer.bias, slope @ layer.weight.T  # [P, units]
-        piece, start, end = _split(at_zero, slope, start, end)
+        at_start, at_end = (_sign(at_zero, slope, t, *sizes) for t in (start, end))
+        crosses = at_start * at_end < 0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            zeros = np.where(crosses, np.clip(-at_zero / slope, start[:, None], end[:, None]), np.inf)
+        piece, start, end = _split(crosses, zeros, start, end)
         line, at_zero, slope = line[piece], at_zero[piece], slope[piece]
-        on = at_zero + slope * _inside(start, end)[:, None] > 0
+        before, after, zeros = at_start[piece] > 0, at_end[piece] > 0, zeros[piece]
+        on = np.where(crosses[piece], np.where(_inside(start, end)[:, None] < zeros, before, after), before | after)
         seen = [bits[piece] for bits in seen] + [on]
         at_zero, slope = at_zero * on, slope * on
     return Intervals(line, start, end, np.concatenate(seen, axis=1))
@@ -92,19 +98,32 @@ def sweep_circle(layers: list[HiddenLayer], across: Array, up: Array) -> int:
     return max(len(found.line) - sum(map(int, joined)), 1)
 
 
-def _split(at_zero: Array, slope: Array, start: Array, end: Array) -> tuple[np.ndarray, Array, Array]:
-    """Cut intervals at the zeros of at_zero + t·slope ([P, units]): which interval each new one is of, its two ends."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        zeros = -at_zero / slope  # nan or infinite where there is none
-        inside = (zeros > start[:, None]) & (zeros < end[:, None]) & np.isfinite(zeros)
-    owner, _ = np.nonzero(inside)
+def _sign(at_zero: Array, slope: Array, t: Array, size_at_zero: Array, size_of_slope: Array) -> Array:
+    """-1, 0 or 1 for at_zero + t·slope ([P, units]) at each interval's t ([P], may be infinite).
+
+    The sizes are those of the terms that at_zero and slope are sums of: what is small beside them counts as 0. A unit that
+    only one unit of the layer before feeds is 0 exactly where that one is, at an end of the interval, and rounding must not
+    put its breakpoint inside.
+    """
+    slope = np.where(np.abs(slope) <= ON_LINE * size_of_slope, 0, slope)
+    finite = np.where(np.isinf(t), 0, t)[:, None]
+    value = at_zero + finite * slope
+    value = np.where(np.abs(value) <= ON_LINE * (size_at_zero + np.abs(finite) * size_of_slope), 0, value)
+    far = np.isinf(t)[:, None] & (slope != 0)
+    return np.sign(np.where(far, slope * np.sign(t)[:, None], value))
+
+
+def _split(crosses: Bits, zeros: Array, start: Array, end: Array) -> tuple[np.ndarray, Array, Array]:
+    """Cut intervals at ``zeros`` where ``crosses`` ([P, units]): which interval each new one is of, and its two ends."""
+    owner, _ = np.nonzero(crosses)
     piece = np.concatenate([np.arange(len(start)), owner])
-    begins = np.concatenate([start, zeros[inside]])
+    begins = np.concatenate([start, zeros[crosses]])
     order = np.lexsort((begins, piece))
     piece, begins = piece[order], begins[order]
     is_last = np.append(piece[1:] != piece[:-1], True)
     ends = np.where(is_last, end[piece], np.append(begins[1:], np.inf))
-    kept = begins < ends  # two units with one breakpoint leave nothing between
+    size = np.where(np.isinf(begins) | np.isinf(ends), 0, np.maximum(np.abs(begins), np.abs(ends)))
+    kept = ends - begins > ON_LINE * size  # two units with one breakpoint leave nothing between
     return piece[kept], begins[kept], ends[kept]
 
 

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbkernels.experiments.piecewise import Array, Bits, HiddenLayer
-
-# A value within this of 0, relative to the largest the unit could have in the window, is on the unit's line. So regions
-# thinner than this fraction of the window are not counted, and lines that meet in one point count as such.
-ON_LINE = 1e-11
+from zbkernels.experiments.piecewise import ON_LINE, Array, Bits, HiddenLayer
 
 
 @dataclass(frozen=True)

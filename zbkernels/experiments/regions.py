@@ -17,7 +17,7 @@ from torch import nn
 
 from zbkernels import data as image_sets
 from zbkernels.data import Dataset
-from zbkernels.experiments import regions_report
+from zbkernels.experiments import regions_figure, regions_report
 from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.piecewise import HiddenLayer, hidden_layers
 from zbkernels.experiments.region_counts import count_regions, half_side, laid, restricted
@@ -201,5 +201,5 @@ EXPERIMENT = Experiment(
     variants=VARIANTS,
     run=run,
     table=regions_report.table,
-    figure=regions_report.figure,
+    figure=regions_figure.figure,
 )
