@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zbkernels.nap import NotCertified, PatternReader, certify_hull
+from zbkernels.nap import NotCertified, PatternReader, Region, certify_hull
 from zbkernels.train import EVALUATION_BATCH
 
 # How the weights of a combination are drawn: uniform on the simplex, times 10**(a power drawn from these).
@@ -89,24 +89,24 @@ def try_sets(
     Returns:
         ``vertices``, ``sets``; ``certified``, ``certified_float32``: sets that :func:`certify_hull` certifies in exact terms
         and for any float32 evaluation; kind -> dtype -> ``points`` tried, how many ``left`` the pattern and how many have
-        another ``class``, and ``broken`` (``broken_class``): sets with such points.
+        another ``class``, how many of either were ``unexpected``, as the set's certificate covers this kind in this dtype, and
+        ``broken`` (``broken_class``): sets with such points.
     """
     models = {name: copy.deepcopy(model).to(dtype) for name, dtype in DTYPES.items()}
     readers = {name: PatternReader(each, images[:1], units=units) for name, each in models.items()}
     counts = {
-        kind: {name: {"points": 0, "left": 0, "class": 0, "broken": 0, "broken_class": 0} for name in DTYPES}
+        kind: {
+            name: dict.fromkeys(("points", "left", "class", "unexpected", "broken", "broken_class"), 0)
+            for name in DTYPES
+        }
         for kind in KINDS
     }
     certified = certified_float32 = 0
     for chosen in sets:
         vertices = images[chosen]
-        try:
-            region = certify_hull(model, vertices)
-        except NotCertified:
-            pass
-        else:
-            certified += 1
-            certified_float32 += region.margins[torch.float32].holds
+        region = _certified(model, vertices)
+        certified += region is not None
+        certified_float32 += region is not None and region.margins[torch.float32].holds
         for kind in KINDS:
             weights = draw_weights(kind, points, len(chosen), generator).to(images.device)
             for name, dtype in DTYPES.items():
@@ -120,6 +120,7 @@ def try_sets(
                 tally["points"] += points
                 tally["left"] += int(left.sum())
                 tally["class"] += int(other.sum())
+                tally["unexpected"] += int((left | other).sum()) if _covers(region, kind, dtype) else 0
                 tally["broken"] += bool(left.any())
                 tally["broken_class"] += bool(other.any())
     return {
@@ -129,6 +130,21 @@ def try_sets(
         "certified_float32": certified_float32,
         **counts,
     }
+
+
+def _certified(model: nn.Module, vertices: Tensor) -> Region | None:
+    try:
+        return certify_hull(model, vertices)
+    except NotCertified:
+        return None
+
+
+def _covers(region: Region | None, kind: str, dtype: torch.dtype) -> bool:
+    """Whether a certificate promises that combinations of this kind, computed in ``dtype``, keep pattern and class."""
+    if region is None or (region.kind == "hull" and kind != "convex"):
+        return False
+    margin = region.margins[dtype]
+    return margin.holds and 10.0 ** KINDS[kind][0] >= margin.scale
 
 
 def _members(groups: Groups, which: int, count: int, generator: torch.Generator) -> Tensor:

@@ -52,7 +52,9 @@ def hidden_layers(model: nn.Sequential) -> list[HiddenLayer]:
                 f"hidden_layers: expected linear layers with a ReLU after each but the last, got {name}: {module}"
             )
     if waiting is None or not found:
-        raise ValueError("hidden_layers: expected hidden layers and one linear layer without a ReLU at the end")
+        raise ValueError(
+            "hidden_layers: expected hidden layers and one linear layer without a ReLU at the end"
+        )
     return found
 
 
@@ -69,4 +71,6 @@ def patterns_at(layers: list[HiddenLayer], points: Array) -> Bits:
 def _layer(module: nn.Module) -> HiddenLayer:
     weight = module.get_parameter("weight").detach().double().cpu().numpy()
     bias = getattr(module, "bias", None)
-    return HiddenLayer(weight, np.zeros(len(weight)) if bias is None else bias.detach().double().cpu().numpy())
+    return HiddenLayer(
+        weight, np.zeros(len(weight)) if bias is None else bias.detach().double().cpu().numpy()
+    )

@@ -59,10 +59,16 @@ def sweep_lines(
         raise ValueError(f"sweep_lines: expected an interval of t that is not empty, got {interval}")
     line = np.arange(len(starts))
     start, end = np.full(len(line), float(low)), np.full(len(line), float(high))
-    at_zero, slope = starts.astype(np.float64), directions.astype(np.float64)  # the layer's input: at_zero + t·slope
+    at_zero, slope = (
+        starts.astype(np.float64),
+        directions.astype(np.float64),
+    )  # the layer's input: at_zero + t·slope
     seen: list[Bits] = []
     for layer in layers:
-        sizes = np.abs(at_zero) @ np.abs(layer.weight.T) + np.abs(layer.bias), np.abs(slope) @ np.abs(layer.weight.T)
+        sizes = (
+            np.abs(at_zero) @ np.abs(layer.weight.T) + np.abs(layer.bias),
+            np.abs(slope) @ np.abs(layer.weight.T),
+        )
         at_zero, slope = at_zero @ layer.weight.T + layer.bias, slope @ layer.weight.T  # [P, units]
         at_start, at_end = (_sign(at_zero, slope, t, *sizes) for t in (start, end))
         crosses = at_start * at_end < 0
@@ -71,7 +77,9 @@ def sweep_lines(
         piece, start, end = _split(crosses, zeros, start, end)
         line, at_zero, slope = line[piece], at_zero[piece], slope[piece]
         before, after, zeros = at_start[piece] > 0, at_end[piece] > 0, zeros[piece]
-        on = np.where(crosses[piece], np.where(_inside(start, end)[:, None] < zeros, before, after), before | after)
+        on = np.where(
+            crosses[piece], np.where(_inside(start, end)[:, None] < zeros, before, after), before | after
+        )
         seen = [bits[piece] for bits in seen] + [on]
         at_zero, slope = at_zero * on, slope * on
     return Intervals(line, start, end, np.concatenate(seen, axis=1))
@@ -89,7 +97,9 @@ def sweep_circle(layers: list[HiddenLayer], across: Array, up: Array) -> int:
         ValueError: a layer has a bias.
     """
     if any(layer.bias.any() for layer in layers):
-        raise ValueError("sweep_circle: expected a network without biases; the regions of others are no cones")
+        raise ValueError(
+            "sweep_circle: expected a network without biases; the regions of others are no cones"
+        )
     sides = np.stack([across, up, -across, -up])  # each side's middle; it runs towards the next one's
     found = sweep_lines(layers, sides, np.roll(sides, -1, axis=0), (-1.0, 1.0))
     first = np.searchsorted(found.line, np.arange(4))

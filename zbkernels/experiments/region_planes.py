@@ -83,7 +83,9 @@ def cut_plane(layers: list[HiddenLayer], plane: Plane, half_side: float) -> Poly
     for layer in layers:
         before = layer.weight @ inputs  # [P, units, 3]
         before[:, :, 2] += layer.bias
-        reach = half_side * np.abs(before[:, :, :2]).sum(2) + np.abs(before[:, :, 2])  # largest |value| in the window
+        reach = half_side * np.abs(before[:, :, :2]).sum(2) + np.abs(
+            before[:, :, 2]
+        )  # largest |value| in the window
         parent = np.arange(len(sizes))  # the polygon at the start of this layer that each one is a part of
         on = np.zeros((len(sizes), 0), dtype=bool)
         for unit in range(before.shape[1]):

@@ -196,7 +196,9 @@ EXPERIMENT = Experiment(
             12_000,
             2_000,
         ),
-        "paper": Preset("half an hour: up to 256 neurons, three seeds, 20 epochs", "mnist", 20, 128, (0, 1, 2)),
+        "paper": Preset(
+            "half an hour: up to 256 neurons, three seeds, 20 epochs", "mnist", 20, 128, (0, 1, 2)
+        ),
     },
     variants=VARIANTS,
     run=run,

@@ -28,7 +28,9 @@ def verdicts(metrics: dict[str, Any]) -> list[Verdict]:
         _or_missing(_FEW, biased, lambda: _few(biased)),
         _or_missing(_TRAINED, trained, lambda: _during_training(trained)),
         _or_missing(_RAY, zero, lambda: _ray(metrics)),
-        _or_missing(_CONES, zero, lambda: _cones(zero + [u for u in trained if u["variant"] == "without-bias"])),
+        _or_missing(
+            _CONES, zero, lambda: _cones(zero + [u for u in trained if u["variant"] == "without-bias"])
+        ),
         _or_missing(_CIRCLE, zero, lambda: _circle(zero)),
         _or_missing(_ELSEWHERE, zero and biased, lambda: _elsewhere(zero, biased)),
     ]
@@ -47,7 +49,9 @@ _RAY = (
 )
 _CONES = "The regions of a zero-bias network are cones (Section 3, Figure 2)"
 _CIRCLE = "So in a plane through the origin it has as many patterns as there are along a circle: neurons¹, not neurons² (ours)"
-_ELSEWHERE = "Off the origin, zero-bias networks have as many patterns as biased ones, in lines and planes (ours)"
+_ELSEWHERE = (
+    "Off the origin, zero-bias networks have as many patterns as biased ones, in lines and planes (ours)"
+)
 
 
 def on_line(kind: str) -> Count:
@@ -137,7 +141,9 @@ def _during_training(units: list[dict[str, Any]]) -> Verdict:
         ratios += [count / (unit["neurons"] ** 2 / 2) for count in counts]
         for seen, count in zip(unit["watched"], counts, strict=True):
             change = max(count / counts[0], counts[0] / count)
-            where = f"{unit['depth']} hidden layers {unit['variant'].replace('-', ' ')}, epoch {seen['epoch']}"
+            where = (
+                f"{unit['depth']} hidden layers {unit['variant'].replace('-', ' ')}, epoch {seen['epoch']}"
+            )
             worst = max(worst, (change, where))
     holds = max(ratios) <= FEW and min(ratios) >= TIGHT
     return Verdict(
@@ -150,7 +156,9 @@ def _during_training(units: list[dict[str, Any]]) -> Verdict:
 
 def _ray(metrics: dict[str, Any]) -> Verdict:
     seen = [(unit["variant"], unit["counts"]) for unit in metrics["untrained"]]
-    seen += [(unit["variant"], watched["counts"]) for unit in metrics["trained"] for watched in unit["watched"]]
+    seen += [
+        (unit["variant"], watched["counts"]) for unit in metrics["trained"] for watched in unit["watched"]
+    ]
     zero = [c for variant, counts in seen if variant == "without-bias" for c in counts["lines"][ORIGIN]]
     biased = [c for variant, counts in seen if variant == "with-bias" for c in counts["lines"][ORIGIN]]
     measured = f"without bias at most {max(zero)} on {len(zero):,} lines"

@@ -16,7 +16,13 @@ from zbkernels.report import mean
 
 COLOURS = {"with-bias": "#c2571a", "without-bias": "#1f6f8b"}
 _INK, _GUIDE = "#2b2b2b", "#8a8a8a"
-_MARKERS = {1: "o", 2: "s", 3: "D", 4: "^"}
+_MARKERS = {
+    1: ("o", "●"),
+    2: ("s", "■"),
+    3: ("D", "◆"),
+    4: ("^", "▲"),
+}  # by hidden layers; as a letter for titles
+_MORE = ("v", "▼")
 
 
 def figure(metrics: dict[str, Any], path: Path) -> None:
@@ -40,7 +46,8 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
             place.spines[["top", "right"]].set_visible(False)
             place.grid(alpha=0.25, lw=0.6)
         canvas.suptitle(
-            f"Activation patterns of networks with and without biases ({metrics['data']['title']})", fontsize=13.5
+            f"Activation patterns of networks with and without biases ({metrics['data']['title']})",
+            fontsize=13.5,
         )
         canvas.savefig(path, dpi=110)
 
@@ -68,7 +75,9 @@ def _draw_slice(axes: Any, title: str, network: dict[str, Any], half_side: float
     polygons = cut_plane(layers, whole_plane(), half_side)
     random = np.random.default_rng(4)
     hues = 0.50 + 0.17 * random.random(len(polygons))  # teal to violet
-    tints = hsv_to_rgb(np.stack([hues, random.uniform(0.10, 0.42, len(polygons)), np.full(len(polygons), 0.96)], 1))
+    tints = hsv_to_rgb(
+        np.stack([hues, random.uniform(0.10, 0.42, len(polygons)), np.full(len(polygons), 0.96)], 1)
+    )
     outlines = [polygons.outline(index) for index in range(len(polygons))]
     axes.add_collection(PolyCollection(outlines, facecolors=tints, edgecolors="white", linewidths=0.35))
     for x, y in network["images"]:
@@ -104,21 +113,28 @@ def _draw_counts(axes: Any, metrics: dict[str, Any], where: str) -> None:
             for depth in depths(there):
                 ys = [average(there, count, neurons=size, depth=depth) for size in xs]
                 axes.plot(
-                    xs, ys, _MARKERS.get(depth, "v"), color=colour, mfc="white" if hollow else colour, ms=5, zorder=4
+                    xs, ys, _MARKERS.get(depth, _MORE)[0], color=colour, mfc="white" if hollow else colour, ms=5, zorder=4
                 )  # fmt: skip
     guides = (
         {"neurons + 1": xs + 1.0} if where == "line" else {"neurons² / 2": xs**2 / 2.0, "2·neurons": 2.0 * xs}
     )
+    middle = len(xs) // 2
     for name, ys in guides.items():
         axes.plot(xs, ys, color=_GUIDE, lw=5, alpha=0.3, zorder=1, solid_capstyle="round")
         axes.annotate(
-            name, (xs[-1], ys[-1]), xytext=(2, -9), textcoords="offset points", color=_GUIDE, fontsize=9, ha="right",
-            va="top",
-        )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="neurons", ylabel=f"patterns in a {where}" if where == "plane" else "patterns along a line")
+            name,
+            (xs[middle], ys[middle]),
+            xytext=(-10, 7),
+            textcoords="offset points",
+            color=_GUIDE,
+            fontsize=9,
+            ha="right",
+        )
+    counted = "patterns along a line" if where == "line" else "patterns in a plane"
+    axes.set(xscale="log", yscale="log", xlabel="neurons", ylabel=counted)
     axes.set_xticks(xs, [str(x) for x in xs])
     axes.minorticks_off()
-    marks = ", ".join(f"{ {'o': '●', 's': '■', 'D': '◆', '^': '▲'}.get(_MARKERS.get(d, 'v'), '▼')} {d}" for d in depths(units))
+    marks = ", ".join(f"{_MARKERS.get(depth, _MORE)[1]} {depth}" for depth in depths(units))
     axes.set_title(f"Untrained, hidden layers: {marks}", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=8.5)
 
@@ -132,12 +148,15 @@ def _draw_training(axes: Any, metrics: dict[str, Any]) -> None:
             epochs = [seen["epoch"] for seen in chosen[0]["watched"]]
             scale = chosen[0]["neurons"] ** 2 / 2
             shares = [
-                [in_plane(OFF)(unit["watched"][index]) / scale for unit in chosen] for index in range(len(epochs))
+                [in_plane(OFF)(unit["watched"][index]) / scale for unit in chosen]
+                for index in range(len(epochs))
             ]
             at = range(len(epochs))
-            axes.fill_between(at, [min(s) for s in shares], [max(s) for s in shares], color=colour, alpha=0.12, lw=0)
+            axes.fill_between(
+                at, [min(s) for s in shares], [max(s) for s in shares], color=colour, alpha=0.12, lw=0
+            )
             axes.plot(
-                at, [mean(s) for s in shares], f"{_MARKERS.get(depth, 'v')}-", color=colour, lw=1.6, ms=5,
+                at, [mean(s) for s in shares], f"{_MARKERS.get(depth, _MORE)[0]}-", color=colour, lw=1.6, ms=5,
                 label=f"{variant.replace('-', ' ')}, {depth} hidden layer{'s' if depth > 1 else ''}",
             )  # fmt: skip
             axes.set_xticks(list(at), [str(epoch) for epoch in epochs])

@@ -92,7 +92,14 @@ def _rows(
 
 
 def _training(metrics: dict[str, Any]) -> str:
-    header = ["network", "neurons", "epoch", "test accuracy (%)", "line through images", "line through the origin"]
+    header = [
+        "network",
+        "neurons",
+        "epoch",
+        "test accuracy (%)",
+        "line through images",
+        "line through the origin",
+    ]
     header += ["plane through the origin", "plane off the origin"]
     rows = []
     for variant, label in LABELS.items():
@@ -102,7 +109,9 @@ def _training(metrics: dict[str, Any]) -> str:
             for index, seen in enumerate(chosen[0]["watched"]):
                 epoch = seen["epoch"]
                 watched = [unit["watched"][index] for unit in chosen]
-                accuracy = f"{mean([u['accuracies'][epoch - 1] for u in chosen]):.2f}" if epoch else "untrained"
+                accuracy = (
+                    f"{mean([u['accuracies'][epoch - 1] for u in chosen]):.2f}" if epoch else "untrained"
+                )
                 counts = [on_line("through images"), on_line(ORIGIN), in_plane(ORIGIN), in_plane(OFF)]
                 forms = ["{:,.1f}", "{:,.1f}", "{:,.0f}", "{:,.0f}"]
                 rows.append(
