@@ -1,7 +1,7 @@
 """Inputs that share pattern and prediction, and what becomes of both at combinations of them (Theorem 3).
 
-A *set* is n inputs of one pattern and one prediction. Points are drawn inside its convex hull and in its cone; the set is
-*broken* where a point has another pattern or another prediction.
+A *set* is n inputs of one pattern and one prediction. Points are drawn inside its convex hull and in its
+cone; the set is *broken* where a point has another pattern or another prediction.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def try_sets(
         units: of the pattern that must be kept: "winner" says whether the linear piece is left.
 
     Returns:
-        ``vertices``, ``sets``; ``certified``, ``certified_float32``: sets that :func:`certify_hull` certifies in exact terms
-        and for any float32 evaluation; kind -> dtype -> ``points`` tried, how many ``left`` the pattern and how many have
-        another ``class``, how many of either were ``unexpected``, as the set's certificate covers this kind in this dtype, and
-        ``broken`` (``broken_class``): sets with such points.
+        ``vertices``, ``sets``; ``certified``, ``certified_float32``: sets that :func:`certify_hull` certifies
+        in exact terms and for any float32 evaluation; kind -> dtype -> ``points`` tried, how many ``left``
+        the pattern and how many have another ``class``, how many of either were ``unexpected``, as the set's
+        certificate covers this kind in this dtype, and ``broken`` (``broken_class``): sets with such points.
     """
     models = {name: copy.deepcopy(model).to(dtype) for name, dtype in DTYPES.items()}
     readers = {name: PatternReader(each, images[:1], units=units) for name, each in models.items()}
@@ -140,7 +140,8 @@ def _certified(model: nn.Module, vertices: Tensor) -> Region | None:
 
 
 def _covers(region: Region | None, kind: str, dtype: torch.dtype) -> bool:
-    """Whether a certificate promises that combinations of this kind, computed in ``dtype``, keep pattern and class."""
+    """Whether a certificate promises that combinations of this kind, computed in ``dtype``, keep "
+    "pattern and class."""
     if region is None or (region.kind == "hull" and kind != "convex"):
         return False
     margin = region.margins[dtype]

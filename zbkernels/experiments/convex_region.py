@@ -1,4 +1,5 @@
-"""Theorem 3 of "Scalar Invariant Networks with Zero Bias": what n inputs of one pattern and prediction say of their hull.
+"""Theorem 3 of "Scalar Invariant Networks with Zero Bias": what n inputs of one pattern and prediction say of
+their hull.
 
 Networks with and without biases, and one that pools, are trained on images; the images are grouped by pattern and
 prediction, and combinations of sets out of the groups are tried. Two networks of two inputs show it in a picture.

@@ -17,7 +17,7 @@ _SCALED = "With bias, cones become polytopes: a set's scaled combinations leave 
 _SHAPES = (
     "Zero-bias regions are unbounded cones from the origin, biased ones typical convex polytopes (Figure 2)"
 )
-_SCALAR = "It also holds for CNNs as long as all transformations are scalar associative, such as max pooling (Appendix A)"
+_SCALAR = "It holds for CNNs too, if all transformations are scalar associative, as max pooling (Appendix A)"
 _WINNERS = "Under max pooling it holds where inputs share each window's winner (our mend of Appendix A)"
 _MISSING = "networks of one kind were not trained in this run"
 
@@ -58,7 +58,7 @@ def _kept(metrics: dict[str, Any], claim: str, kinds: tuple[str, ...]) -> Verdic
 
 
 def _judge_kept(claim: str, entries: list[dict[str, Any]], kinds: tuple[str, ...]) -> Verdict:
-    """Holds if no point leaves pattern or class in float64, nor in float32 where a certificate covers rounding."""
+    """Holds if no point leaves pattern or class in float64, nor in float32 where a certificate covers that."""
     sets = sum(entry["sets"] for entry in entries)
     safe = sum(entry["certified_float32"] for entry in entries)
     certified = sum(entry["certified"] for entry in entries)
@@ -70,8 +70,10 @@ def _judge_kept(claim: str, entries: list[dict[str, Any]], kinds: tuple[str, ...
     sizes = sorted({entry["vertices"] for entry in entries})
     said = ", ".join(f"{count or 'none'} in {dtype}" for dtype, count in found.items())
     measured = (
-        f"{sets:,} sets of {sizes[0]} to {sizes[-1]} inputs, {points:,} points each in float32 and float64; left pattern or "
-        f"class: {said}; {certified:,} sets certified in exact terms, {safe:,} of them for any float32 evaluation"
+        f"{sets:,} sets of {sizes[0]} to {sizes[-1]} inputs, {points:,} points each in float32 and "
+        f"float64; left pattern or "
+        f"class: {said}; {certified:,} sets certified in exact terms, {safe:,} of them for any float32 "
+        f"evaluation"
     )
     unexpected = sum(total(entries, kinds, "unexpected", dtype) for dtype in found)
     if found["float32"]:
@@ -92,7 +94,8 @@ def _biased(metrics: dict[str, Any]) -> Verdict:
     return Verdict(
         _BIASED,
         HOLDS if broken else FAILS,
-        f"{broken or 'none'} of {sets:,} hulls broke ({points:,} points), {certified:,} are certified: a pattern's region is "
+        f"{broken or 'none'} of {sets:,} hulls broke ({points:,} points), {certified:,} are certified: "
+        f"a pattern's region is "
         "convex and the network affine there, with biases too; what is lost is the cone",
     )
 
@@ -108,7 +111,8 @@ def _scaled(metrics: dict[str, Any]) -> Verdict:
     return Verdict(
         _SCALED,
         HOLDS if broken > sets / 2 else FAILS,
-        f"scaled by {low:g} to {high:g}, {broken:,} of {sets:,} sets left their pattern and {other:,} their class",
+        f"scaled by {low:g} to {high:g}, {broken:,} of {sets:,} sets left their pattern and {other:,} "
+        f"their class",
     )
 
 
@@ -121,7 +125,8 @@ def _shapes(metrics: dict[str, Any]) -> Verdict:
     return Verdict(
         _SHAPES,
         HOLDS if cones and biased["bounded"] else FAILS,
-        f"the networks drawn: without bias {zero['regions']} regions, {zero['reach_origin']} of them reach the origin, "
+        f"the networks drawn: without bias {zero['regions']} regions, {zero['reach_origin']} of them "
+        f"reach the origin, "
         f"{zero['bounded'] or 'none'} bounded; with bias {biased['regions']}, {biased['bounded']} bounded",
     )
 
@@ -136,7 +141,10 @@ def _scalar_associative(metrics: dict[str, Any]) -> Verdict:
     searched = [network["searched"] for network in metrics["networks"] if "searched" in network]
     if searched:
         pairs, broken = (sum(each[key] for each in searched) for key in ("tried", "broken"))
-        measured += f"; trained on {metrics['data']['title']}, the class changes between {broken:,} of {pairs:,} such pairs"
+        trained = f"trained on {metrics['data']['title']}"
+        measured += (
+            f"; {trained}, the class changes between {broken or 'none'} of {pairs:,} pairs with the same bits"
+        )
     return Verdict(_SCALAR, FAILS if refuted else HOLDS, measured)
 
 

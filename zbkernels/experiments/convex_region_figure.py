@@ -22,12 +22,14 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
 
     with rc_context({"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}):
         canvas = Figure(figsize=(13.4, 8.3), layout="constrained")
-        above, below = canvas.subfigures(2, 1, height_ratios=(1.75, 1))
+        halves: Any = canvas.subfigures(2, 1, height_ratios=(1.75, 1))
+        above, below = halves
         planes = above.subplots(1, 3, width_ratios=(1, 1, 0.72))
         drawn = {network["variant"]: network for network in metrics["drawn"]}
         titles = {
             "without-bias": "Without bias: {} cones from the origin.\nA scaled hull stays in its region.",
-            "with-bias": "With bias: {} regions, {} of them bounded.\nA hull is safe here too, scaled it is not.",
+            "with-bias": "With bias: {} regions, {} of them bounded.\nA hull is safe here too, scaled "
+            "it is not.",
         }
         for axes, (variant, title) in zip(planes, titles.items(), strict=False):
             if variant in drawn:
@@ -42,7 +44,8 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
         _draw_pair(strips[1], metrics)
         _draw_counterexample(right.subplots(), metrics["counterexample"])
         canvas.suptitle(
-            f"Hulls and cones of inputs that share pattern and class ({metrics['data']['title']} in the lower rows)",
+            f"Hulls and cones of inputs that share pattern and class ({metrics['data']['title']} in "
+            f"the lower rows)",
             fontsize=13.5,
         )
         canvas.savefig(path, dpi=110)
@@ -103,7 +106,8 @@ def _draw_set(axes: Any, metrics: dict[str, Any]) -> None:
     classes = shown["classes"]
     _strip(axes, [*vertices, None, *mixed], shown["shape"], [*classes[0], None, *classes[1]], classes[0][0])
     axes.set_title(
-        f"Without bias, {network['network']}, {network['accuracy']:.1f} % right: {len(vertices)} images of one pattern, and "
+        f"Without bias, {network['network']}, {network['accuracy']:.1f} % right: {len(vertices)} "
+        f"images of one pattern, and "
         f"combinations of them, with their classes",
         fontsize=10.5,
         loc="left",
@@ -124,7 +128,8 @@ def _draw_pair(axes: Any, metrics: dict[str, Any]) -> None:
     classes = [worst["classes"][position] for position in positions]
     _strip(axes, images, worst["shape"], classes, worst["classes"][0])
     axes.set_title(
-        f"Max pool of pairs, {network['accuracy']:.1f} % right: from one image to another with the same ReLU bits and class, "
+        f"Max pool of pairs, {network['accuracy']:.1f} % right: from one image to another with the "
+        f"same ReLU bits and class, "
         "the class changes",
         fontsize=10.5,
         loc="left",

@@ -26,14 +26,19 @@ def _heading(metrics: dict[str, Any]) -> str:
     least, most = (10.0**power for power in metrics["kinds"]["extreme"])
     lines = [
         f"# convex-region, preset {metrics['preset']}\n",
-        f"- Data: **{data['title']}**; {data['train_images']:,} training images are grouped, accuracy is on {data['test_images']:,} "
+        f"- Data: **{data['title']}**; {data['train_images']:,} training images are grouped, accuracy "
+        f"is on {data['test_images']:,} "
         "test images.",
-        f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['epochs']} epochs, batch "
+        f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['epochs']} "
+        f"epochs, batch "
         f"{training['batch_size']}; {training['initialisation']}.",
-        f"- A set is n images of one group. Of each, {metrics['points']:,} combinations of each kind, in float32 and in float64: "
-        f"*convex*, weights uniform on the simplex; *conic*, these times {low:g} to {high:g}; *extreme*, times {least:g} or "
+        f"- A set is n images of one group. Of each, {metrics['points']:,} combinations of each kind, "
+        f"in float32 and in float64: "
+        f"*convex*, weights uniform on the simplex; *conic*, these times {low:g} to {high:g}; "
+        f"*extreme*, times {least:g} or "
         f"{most:g}.",
-        "- A set is broken where a combination leaves the linear piece (the pattern of ReLU bits; under a pool, of winners), and "
+        "- A set is broken where a combination leaves the linear piece (the pattern of ReLU bits; "
+        "under a pool, of winners), and "
         "its class is broken where one has another prediction.",
     ]
     if data["note"]:
@@ -100,6 +105,7 @@ def _broken(metrics: dict[str, Any]) -> str:
                 ]
             )
     return markdown_table(header, rows) + (
-        "\nSets of all seeds, in float64. *Float32 alone*: points outside the piece in float32, less those in float64. "
+        "\nSets of all seeds, in float64. *Float32 alone*: points outside the piece in float32, less "
+        "those in float64. "
         "*Certified*: a cone without biases, a hull with them, in exact terms (zbkernels.nap.certify_hull).\n"
     )

@@ -11,24 +11,28 @@ from torch import nn
 Array = NDArray[np.float64]
 Bits = NDArray[np.bool_]
 
-# A pre-activation within this of 0, relative to what it is a sum of, counts as 0 where regions are told apart: so regions
-# thinner than this fraction of the line or window do not count, and breakpoints that coincide up to rounding are one.
+# A pre-activation within this of 0, relative to what it is a sum of, counts as 0 where regions are told
+# apart: so regions thinner than this fraction of the line or window do not count, and breakpoints that
+# coincide up to rounding are one.
 ON_LINE = 1e-11
 
 
 @dataclass(frozen=True)
 class HiddenLayer:
-    """Pre-activations ``weight @ x + bias`` of one layer; a ReLU follows. ``weight`` [units, inputs], ``bias`` [units]."""
+    """Pre-activations ``weight @ x + bias`` that a ReLU follows: ``weight`` [units, inputs], "
+    "``bias`` [units]."""
 
     weight: Array
     bias: Array
 
 
 def hidden_layers(model: nn.Sequential) -> list[HiddenLayer]:
-    """The layers of ``model`` that a ReLU follows, in order, in float64. The last linear layer has none and is left out.
+    """The layers of ``model`` that a ReLU follows, in order, in float64. The last linear layer has none and
+    is left out.
 
     Args:
-        model: ``nn.Flatten``, then ``nn.Linear`` and ``nn.ReLU`` in turns or ``zb.nn.LinearReLU``, then ``nn.Linear``.
+        model: ``nn.Flatten``, then ``nn.Linear`` and ``nn.ReLU`` in turns or ``zb.nn.LinearReLU``, then
+            ``nn.Linear``.
 
     Raises:
         ValueError: it is built of anything else, so that a pattern of its ReLUs does not say how it maps.
@@ -49,7 +53,8 @@ def hidden_layers(model: nn.Sequential) -> list[HiddenLayer]:
             waiting = None
         else:
             raise ValueError(
-                f"hidden_layers: expected linear layers with a ReLU after each but the last, got {name}: {module}"
+                f"hidden_layers: expected linear layers with a ReLU after each but the last, got "
+                f"{name}: {module}"
             )
     if waiting is None or not found:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Draws Figure 2: the regions of a network of two inputs, with a set of points, its hull, and what scaling makes of it."""
+"""Draws Figure 2: the regions of a network of two inputs, a set of points, its hull, and the hull scaled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _FEWEST = 3  # points of a set
 
 
 def draw_plane(axes: Any, network: dict[str, Any], title: str) -> None:
-    """Regions tinted by class, the test points, and one set of points of one pattern and class with its scaled copies."""
+    """Regions tinted by class, the test points, and points of one pattern and class with their hull, "
+    "also scaled."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Polygon
 
@@ -74,8 +75,8 @@ def _turn(a: tuple[float, ...], b: tuple[float, ...], c: tuple[float, ...]) -> f
 
 
 def _most_telling_set(network: dict[str, Any], points: Array) -> Array | None:
-    """Points of one pattern and one class, as many as there are in the window's middle; of two sets the one that scaling
-    takes further."""
+    """Points of one pattern and one class, as many as there are in the window's middle; of two sets the one
+    that scaling takes further."""
     inside = points[(np.abs(points) < HALF_SIDE / max(SCALES)).all(1)]
     keys = np.concatenate(
         [patterns_at(layers_of(network), inside), classes_at(network, inside)[:, None]], axis=1

@@ -17,12 +17,14 @@ from zbkernels.models import Architecture, Linear
 ARCHITECTURE = Architecture("plane", (Linear(7), Linear(7)), image=(1, 1, 2))
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 30, 32, 0.02
 HALF_SIDE = 2.0  # of the window that is drawn
-# Directions (in degrees) that belong to each class: what a class is does not hang on the distance from the origin.
+# Directions (in degrees) that belong to each class: what a class is does not hang on the distance from the
+# origin.
 _SECTORS = ((-15.0, 75.0), (85.0, 200.0), (215.0, 330.0))
 
 
 def points_in_sectors(count: int = 600, seed: int = 0) -> Dataset:
-    """Points of the plane in three classes by their direction, at distances from 0.3 to 1.8: images [N, 1, 1, 2]."""
+    """Points of the plane in three classes by their direction, at distances from 0.3 to 1.8: images "
+    "[N, 1, 1, 2]."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(2 * count) % len(_SECTORS)
     low, high = (torch.tensor([sector[end] for sector in _SECTORS])[labels] for end in (0, 1))
@@ -41,7 +43,8 @@ def points_in_sectors(count: int = 600, seed: int = 0) -> Dataset:
 
 
 def describe(model: nn.Module, points: Tensor, labels: Tensor) -> dict[str, Any]:
-    """The network as numbers, and the points and classes it was tested on, for :func:`regions_of` and the figure."""
+    """The network as numbers, and the points and classes it was tested on, for :func:`regions_of` "
+    "and the figure."""
     assert isinstance(model, nn.Sequential)
     classifier = model[-1]
     assert isinstance(classifier, nn.Linear)
@@ -78,8 +81,8 @@ def classes_at(network: dict[str, Any], points: Array) -> np.ndarray:
 
 
 def shape_of_regions(network: dict[str, Any]) -> dict[str, int]:
-    """``regions`` in the window, and how many are ``bounded`` (inside it) or ``reach_origin`` (hold it, or have it as a
-    corner). All regions of a zero-bias network reach the origin and none is bounded."""
+    """``regions`` in the window, and how many are ``bounded`` (inside it) or ``reach_origin`` (hold it, or
+    have it as a corner). All regions of a zero-bias network reach the origin and none is bounded."""
     polygons = regions_of(network)
     bounded = reach = 0
     for index in range(len(polygons)):

@@ -1,4 +1,4 @@
-"""Max pooling: units whose ReLU bits two inputs share, while the pool takes other winners (against Appendix A of the paper)."""
+"""Max pooling: two inputs share all ReLU bits, and the pool takes other winners (against Appendix A of the paper)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def pooled_pairs(pixels: int, pairs: int, classes: int, seed: int) -> nn.Sequent
 
 
 def counterexample() -> dict[str, Any]:
-    """Two inputs with one pattern of ReLU bits and one class under a 1×2 max pool, whose midpoint has another class.
+    """Two inputs with one pattern of ReLU bits and one class under a 1×2 max pool, whose midpoint has another
+    class.
 
     Returns:
-        ``inputs``, ``same_bits``, ``same_winners``, and along the segment ``share`` and both ``logits`` at each share.
+        ``inputs``, ``same_bits``, ``same_winners``, and along the segment ``share`` and both ``logits`` at
+        each share.
     """
     model = nn.Sequential(nn.ReLU(), nn.MaxPool2d((1, 2)), nn.Flatten())  # the logits are the pooled maxima
     ends = torch.tensor([[1.0, 0.1, 0.8, 0.8], [0.1, 1.0, 0.8, 0.8]]).view(2, 1, 1, 4)
@@ -57,8 +59,9 @@ def find_broken_pair(
     """Look for two inputs of one group between which the class changes, among ``tries`` pairs.
 
     Returns:
-        ``tried``, ``broken``, and of the pair whose class differs over the longest part of the segment ``pair`` (two images
-        as bytes [2, H·W·C]), ``shape`` and ``classes`` at each of :data:`POSITIONS`; None where none breaks.
+        ``tried``, ``broken``, and of the pair whose class differs over the longest part of the segment
+        ``pair`` (two images as bytes [2, H·W·C]), ``shape`` and ``classes`` at each of :data:`POSITIONS`;
+        None where none breaks.
     """
     pairs = draw_sets(groups, 2, tries, generator)
     broken, longest, worst = 0, 0, None

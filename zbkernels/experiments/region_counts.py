@@ -35,8 +35,9 @@ def count_regions(
         images: [N, C, H, W] or [N, inputs].
 
     Returns:
-        ``lines`` and ``planes``: kind -> the list of counts; and for zero-bias networks ``swept`` and ``shrunk``: counts of
-        the same planes through the origin by a sweep around it, and in a window :data:`SHRUNK` times as large.
+        ``lines`` and ``planes``: kind -> the list of counts; and for zero-bias networks ``swept`` and
+        ``shrunk``: counts of the same planes through the origin by a sweep around it, and in a window
+        :data:`SHRUNK` times as large.
     """
     layers = hidden_layers(model)
     pixels = images.flatten(1).double().cpu().numpy()

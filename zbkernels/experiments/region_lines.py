@@ -1,9 +1,9 @@
 """The activation patterns that a network has along straight lines, exactly: by its breakpoints, not by samples.
 
-Along x(t) = start + t·direction a pre-activation of the first layer is linear in t and changes its sign once at most.
-Between two such breakpoints the layer's output is linear in t as well, so the second layer has at most one breakpoint a
-unit in each of these intervals, and so on. A pattern holds on a convex set, which a line meets in one interval: so the
-intervals that come out are as many as the patterns.
+Along x(t) = start + t·direction a pre-activation of the first layer is linear in t and changes its sign once
+at most. Between two such breakpoints the layer's output is linear in t as well, so the second layer has at
+most one breakpoint a unit in each of these intervals, and so on. A pattern holds on a convex set, which a
+line meets in one interval: so the intervals that come out are as many as the patterns.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def sweep_lines(
 ) -> Intervals:
     """The patterns along ``starts[i] + t * directions[i]`` (both [L, inputs]) for t inside ``interval``.
 
-    Only patterns that hold on an interval of t count: at a breakpoint itself the unit is off, and along a line through
-    the origin a zero-bias network has every unit off at the origin, which is a pattern of that one point.
+    Only patterns that hold on an interval of t count: at a breakpoint itself the unit is off, and along a
+    line through the origin a zero-bias network has every unit off at the origin, which is a pattern of that
+    one point.
 
     Raises:
         ValueError: the shapes do not fit, or the interval is empty.
@@ -111,9 +112,9 @@ def sweep_circle(layers: list[HiddenLayer], across: Array, up: Array) -> int:
 def _sign(at_zero: Array, slope: Array, t: Array, size_at_zero: Array, size_of_slope: Array) -> Array:
     """-1, 0 or 1 for at_zero + t·slope ([P, units]) at each interval's t ([P], may be infinite).
 
-    The sizes are those of the terms that at_zero and slope are sums of: what is small beside them counts as 0. A unit that
-    only one unit of the layer before feeds is 0 exactly where that one is, at an end of the interval, and rounding must not
-    put its breakpoint inside.
+    The sizes are those of the terms that at_zero and slope are sums of: what is small beside them counts as
+    0. A unit that only one unit of the layer before feeds is 0 exactly where that one is, at an end of the
+    interval, and rounding must not put its breakpoint inside.
     """
     slope = np.where(np.abs(slope) <= ON_LINE * size_of_slope, 0, slope)
     finite = np.where(np.isinf(t), 0, t)[:, None]
@@ -124,17 +125,26 @@ def _sign(at_zero: Array, slope: Array, t: Array, size_at_zero: Array, size_of_s
 
 
 def _split(crosses: Bits, zeros: Array, start: Array, end: Array) -> tuple[np.ndarray, Array, Array]:
-    """Cut intervals at ``zeros`` where ``crosses`` ([P, units]): which interval each new one is of, and its two ends."""
+    """Cut intervals at ``zeros`` where ``crosses`` ([P, units]): each new one's old interval, and "
+    "its two ends."""
     owner, _ = np.nonzero(crosses)
     piece = np.concatenate([np.arange(len(start)), owner])
     begins = np.concatenate([start, zeros[crosses]])
     order = np.lexsort((begins, piece))
     piece, begins = piece[order], begins[order]
-    is_last = np.append(piece[1:] != piece[:-1], True)
-    ends = np.where(is_last, end[piece], np.append(begins[1:], np.inf))
+    ends = _ends(piece, begins, end)
     size = np.where(np.isinf(begins) | np.isinf(ends), 0, np.maximum(np.abs(begins), np.abs(ends)))
     kept = ends - begins > ON_LINE * size  # two units with one breakpoint leave nothing between
-    return piece[kept], begins[kept], ends[kept]
+    piece, begins = piece[kept], begins[kept]
+    is_first = np.insert(piece[1:] != piece[:-1], 0, True)
+    begins = np.where(is_first, start[piece], begins)
+    return piece, begins, _ends(piece, begins, end)
+
+
+def _ends(piece: np.ndarray, begins: Array, end: Array) -> Array:
+    """Where each interval ends: where the next one of its piece begins, the last one with the piece."""
+    is_last = np.append(piece[1:] != piece[:-1], True)
+    return np.where(is_last, end[piece], np.append(begins[1:], np.inf))
 
 
 def _inside(start: Array, end: Array) -> Array:

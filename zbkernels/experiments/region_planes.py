@@ -1,8 +1,9 @@
 """The activation patterns that a network has in a window of a plane, exactly: by cutting polygons, unit by unit.
 
-Within a polygon on which all earlier layers have one pattern, a unit's pre-activation is an affine function of the two
-coordinates, so the unit cuts the polygon along one straight line or not at all. All polygons are cut at once.
-Hanin and Rolnick, "Complexity of Linear Regions in Deep Networks" (2019), count in planes in this way.
+Within a polygon on which all earlier layers have one pattern, a unit's pre-activation is an affine function
+of the two coordinates, so the unit cuts the polygon along one straight line or not at all. All polygons are
+cut at once. Hanin and Rolnick, "Complexity of Linear Regions in Deep Networks" (2019), count in planes in
+this way.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from zbkernels.experiments.piecewise import ON_LINE, Array, Bits, HiddenLayer
 
 @dataclass(frozen=True)
 class Plane:
-    """The points ``origin + a·across + b·up`` of input space (each [inputs]); coordinates (a, b) are in pixels' unit."""
+    """The points ``origin + a·across + b·up`` of input space (each [inputs]), by their coordinates (a, b)."""
 
     origin: Array
     across: Array
@@ -111,9 +112,9 @@ def _cut(corners: Array, sizes: np.ndarray, values: Array) -> tuple[Array, np.nd
         Corners and sizes of all polygons, the one that each comes from, and on which side it is (True: above 0).
     """
     used = np.arange(corners.shape[1]) < sizes[:, None]
-    above, below = ((values > 0) & used).any(1), ((values < 0) & used).any(1)
-    both = np.flatnonzero(above & below)
-    whole = np.flatnonzero(~(above & below))
+    values = np.where(used, values, 0)
+    above, below = values.max(1) > 0, values.min(1) < 0
+    both, whole = np.flatnonzero(above & below), np.flatnonzero(~(above & below))
     parts = [_half(corners[both], sizes[both], side * values[both]) for side in (1, -1)]
     width = max(corners.shape[1], *(part.shape[1] for part, _ in parts))
     kept = [_widened(corners[whole], width), *(_widened(part, width) for part, _ in parts)]
@@ -126,8 +127,8 @@ def _cut(corners: Array, sizes: np.ndarray, values: Array) -> tuple[Array, np.nd
 
 
 def _half(corners: Array, sizes: np.ndarray, values: Array) -> tuple[Array, np.ndarray]:
-    """The part of each polygon where the value is at least 0. Every edge gives its first corner if that is in the part,
-    then the point where it crosses 0 if it does."""
+    """The part of each polygon where the value is at least 0. Every edge gives its first corner if that is in
+    the part, then the point where it crosses 0 if it does."""
     count, most, _ = corners.shape
     if count == 0:
         return corners, sizes

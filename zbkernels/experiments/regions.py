@@ -1,8 +1,9 @@
-"""Activation patterns along lines and in planes, with and without biases, by size, depth and training (Hanin & Rolnick, 2019).
+"""Activation patterns along lines and in planes, with and without biases, by size, depth and training.
 
-Their two papers say that a ReLU network has far fewer patterns than it could have: along a line about as many as it has
-neurons, in dimension d about neurons^d / d!, whatever its depth, untrained and trained. They count in networks with
-biases and note that regions collapse where all biases are 0: here the same is counted for zero-bias networks.
+Two papers of Hanin and Rolnick (2019) say that a ReLU network has far fewer patterns than it could have: along
+a line about as many as it has neurons, in dimension d about neurons^d / d!, whatever its depth, untrained and
+trained. They count in networks with biases and note that regions collapse where all biases are 0: here the same
+is counted for zero-bias networks.
 
 Untrained networks of several sizes and depths are counted once, one of each depth while it is trained.
 """
@@ -183,8 +184,8 @@ def _plain(layer: HiddenLayer) -> dict[str, Any]:
 EXPERIMENT = Experiment(
     name="regions",
     title="Activation patterns along lines and in planes, with and without biases",
-    source="Hanin & Rolnick, Complexity of Linear Regions in Deep Networks, and Deep ReLU Networks Have Surprisingly Few "
-    "Activation Patterns (both 2019); Scalar Invariant Networks with Zero Bias, Section 5.2, Figure 6",
+    source="Hanin & Rolnick, Complexity of Linear Regions in Deep Networks, and Deep ReLU Networks Have "
+    "Surprisingly Few Activation Patterns (both 2019); Scalar Invariant Networks with Zero Bias, Section 5.2",
     presets={
         "smoke": Preset("seconds: small networks on scikit-learn's digits", "digits", 2, 32, (0,)),
         "quick": Preset(

@@ -36,19 +36,23 @@ def verdicts(metrics: dict[str, Any]) -> list[Verdict]:
     ]
 
 
-_LINEAR = "Untrained, with bias: patterns along a line grow linearly in the number of neurons (Hanin & Rolnick, ICML 2019)"
-_DEPTH = "Untrained, with bias: the counts depend on the number of neurons, not on the depth (Hanin & Rolnick, both)"
+_LINEAR = (
+    "Untrained, with bias: patterns along a line grow linearly in the neurons (Hanin & Rolnick, ICML 2019)"
+)
+_DEPTH = "Untrained, with bias: counts depend on the number of neurons, not the depth (Hanin & Rolnick, both)"
 _FEW = (
-    "Untrained, with bias: patterns in a plane are few, about neurons² / 2, far below exponential, and the bound is tight "
+    "Untrained, with bias: patterns in a plane are few, about neurons² / 2, far below exponential, "
+    "and the bound is tight "
     "(Hanin & Rolnick, NeurIPS 2019)"
 )
 _TRAINED = "This holds throughout training (Hanin & Rolnick, NeurIPS 2019), here without biases too"
 _RAY = (
-    "A zero-bias network has one pattern in each direction, so two along a line through the origin, where a biased one has "
+    "A zero-bias network has one pattern in each direction, so two along a line through the origin, "
+    "where a biased one has "
     "many (Section 5.2, Figure 6)"
 )
 _CONES = "The regions of a zero-bias network are cones (Section 3, Figure 2)"
-_CIRCLE = "So in a plane through the origin it has as many patterns as there are along a circle: neurons¹, not neurons² (ours)"
+_CIRCLE = "So in a plane through the origin it has as many as along a circle: neurons¹, not neurons² (ours)"
 _ELSEWHERE = (
     "Off the origin, zero-bias networks have as many patterns as biased ones, in lines and planes (ours)"
 )
@@ -129,7 +133,8 @@ def _few(units: list[dict[str, Any]]) -> Verdict:
         _FEW,
         HOLDS if holds else FAILS,
         f"{min(ratios):.2f} to {max(ratios):.2f} times neurons² / 2, exponents {exponents[0]:.2f} through and "
-        f"{exponents[1]:.2f} off the origin; at most {largest:,} patterns with {most} neurons, which 2^{most} could have",
+        f"{exponents[1]:.2f} off the origin; at most {largest:,} patterns with {most} neurons, which "
+        f"2^{most} could have",
     )
 
 
@@ -149,7 +154,8 @@ def _during_training(units: list[dict[str, Any]]) -> Verdict:
     return Verdict(
         _TRAINED,
         HOLDS if holds else FAILS,
-        f"{min(ratios):.2f} to {max(ratios):.2f} times neurons² / 2 in all (off the origin where there is no bias); farthest "
+        f"{min(ratios):.2f} to {max(ratios):.2f} times neurons² / 2 in all (off the origin where there "
+        f"is no bias); farthest "
         f"from the untrained count by a factor {worst[0]:.2f} ({worst[1] or 'nowhere'})",
     )
 
@@ -168,12 +174,8 @@ def _ray(metrics: dict[str, Any]) -> Verdict:
 
 
 def _cones(units: list[dict[str, Any]]) -> Verdict:
-    """The regions of a window are those of a window a thousand times smaller, and those met around the origin."""
-    planes = [
-        seen["counts"]["planes"]
-        for unit in units
-        for seen in (unit["watched"] if "watched" in unit else [unit])
-    ]
+    """The regions of a window are those of one a thousand times smaller, and those met around the origin."""
+    planes = [seen["counts"]["planes"] for unit in units for seen in unit.get("watched", [unit])]
     compared = [
         (whole, around, small)
         for plane in planes
@@ -183,7 +185,8 @@ def _cones(units: list[dict[str, Any]]) -> Verdict:
     return Verdict(
         _CONES,
         FAILS if differing else HOLDS,
-        f"in {len(compared):,} planes through the origin, trained and not, {differing or 'none'} had another count of regions "
+        f"in {len(compared):,} planes through the origin, trained and not, {differing or 'none'} had "
+        f"another count of regions "
         "in a window a thousand times smaller, or around the origin",
     )
 
@@ -215,5 +218,6 @@ def _elsewhere(zero: list[dict[str, Any]], biased: list[dict[str, Any]]) -> Verd
     return Verdict(
         _ELSEWHERE,
         HOLDS if holds else FAILS,
-        f"{low[0]:.2f} ({low[1]}) to {high[0]:.2f} ({high[1]}) times the biased count (alike within a factor {ALIKE:g})",
+        f"{low[0]:.2f} ({low[1]}) to {high[0]:.2f} ({high[1]}) times the biased count (alike within a "
+        f"factor {ALIKE:g})",
     )

@@ -105,16 +105,13 @@ def _draw_counts(axes: Any, metrics: dict[str, Any], where: str) -> None:
             continue
         for kind, count in kinds.items():
             hollow = kind == ORIGIN
-            ys = [average(there, count, neurons=size) for size in xs]
-            axes.plot(
-                xs, ys, color=colour, lw=1.6, ls="--" if hollow else "-", zorder=3,
-                label=f"{variant.replace('-', ' ')}, {kind}",
-            )  # fmt: skip
+            means = [average(there, count, neurons=size) for size in xs]
+            style, label = "--" if hollow else "-", f"{variant.replace('-', ' ')}, {kind}"
+            axes.plot(xs, means, color=colour, lw=1.6, ls=style, zorder=3, label=label)
             for depth in depths(there):
-                ys = [average(there, count, neurons=size, depth=depth) for size in xs]
-                axes.plot(
-                    xs, ys, _MARKERS.get(depth, _MORE)[0], color=colour, mfc="white" if hollow else colour, ms=5, zorder=4
-                )  # fmt: skip
+                means = [average(there, count, neurons=size, depth=depth) for size in xs]
+                marker, fill = _MARKERS.get(depth, _MORE)[0], "white" if hollow else colour
+                axes.plot(xs, means, marker, color=colour, mfc=fill, ms=5, zorder=4)
     guides = (
         {"neurons + 1": xs + 1.0} if where == "line" else {"neurons² / 2": xs**2 / 2.0, "2·neurons": 2.0 * xs}
     )

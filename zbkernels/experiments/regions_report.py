@@ -40,15 +40,20 @@ def _heading(metrics: dict[str, Any]) -> str:
     seeds = sorted({unit["seed"] for unit in metrics["untrained"]})
     lines = [
         f"# regions, preset {metrics['preset']}\n",
-        f"- Images: **{data['title']}**, {data['inputs']} pixels in [0, 1]; lines and planes go through test images.",
-        f"- Networks: fully connected, the hidden units divided evenly among the hidden layers; {training['initialisation']}; "
+        f"- Images: **{data['title']}**, {data['inputs']} pixels in [0, 1]; lines and planes go "
+        f"through test images.",
+        f"- Networks: fully connected, the hidden units divided evenly among the hidden layers; "
+        f"{training['initialisation']}; "
         f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}.",
-        f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['epochs']} epochs, batch "
+        f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['epochs']} "
+        f"epochs, batch "
         f"{training['batch_size']}, {data['train_images']:,} images.",
-        f"- {metrics['lines']} lines and {metrics['planes']} plane{'s' if metrics['planes'] > 1 else ''} of each kind a network. "
+        f"- {metrics['lines']} lines and {metrics['planes']} "
+        f"plane{'s' if metrics['planes'] > 1 else ''} of each kind a network. "
         + "; ".join(f"*{kind}*: {what}" for kind, what in {**LINES, **PLANES}.items() if kind != ORIGIN)
         + f"; *{ORIGIN}*: {LINES[ORIGIN]}, {PLANES[ORIGIN]}.",
-        f"- Counts are exact, in float64: breakpoints of lines, polygons of planes. Of a plane a window counts that reaches "
+        f"- Counts are exact, in float64: breakpoints of lines, polygons of planes. Of a plane a "
+        f"window counts that reaches "
         f"{WINDOW:g} norms of the largest image. A pattern of a single point or line does not count.",
     ]
     if data["note"]:
@@ -78,7 +83,8 @@ def _planes(metrics: dict[str, Any]) -> str:
 def _rows(
     metrics: dict[str, Any], guides: Sequence[Any], columns: Sequence[tuple[str, Count]], form: str
 ) -> list[list[str]]:
-    """A row for each size and depth: the guides (functions of the size), then each column's mean over the seeds."""
+    """A row for each size and depth: the guides (functions of the size), then each column's mean "
+    "over the seeds."""
     units = metrics["untrained"]
     rows = []
     for size in sizes(units):

@@ -35,12 +35,12 @@ class Unit:
     Attributes:
         name: of its folder under ``units``; each unit of a run has another.
         label: what progress calls it.
-        settings: what its result depends on besides the data, the device and ``config``. A folder whose unit has other
-            settings is refused.
+        settings: what its result depends on besides the data, the device and ``config``. A folder whose unit
+            has other settings is refused.
         new_model: makes the untrained network, on the CPU.
         measure: (trained network, history) -> the unit's result (JSON-able), which is kept.
-        watch: (network, epochs it was trained for) -> what is to be kept of it on the way (JSON-able). The list of these is
-            the result's ``watched``.
+        watch: (network, epochs it was trained for) -> what is to be kept of it on the way (JSON-able). The
+            list of these is the result's ``watched``.
         watch_after: the epochs after which ``watch`` is called; 0: before the first.
     """
 
@@ -131,7 +131,7 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
 def _watch(
     unit: Unit, folder: Path, model: nn.Module, train_up_to: Callable[[int], list[Epoch]]
 ) -> list[dict[str, Any]]:
-    """What ``unit.watch`` saw, epoch by epoch. Each is kept before training goes on, so none is missed by a run cut off."""
+    """What ``unit.watch`` saw, in order. Each is kept before training goes on: a run cut off misses none."""
     if unit.watch is None:
         return []
     seen = []
