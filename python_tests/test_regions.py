@@ -1,10 +1,11 @@
-"""Counting activation patterns: against dense sampling, known arrangements of lines, and each other; then the experiment."""
+"""Counting activation patterns: against dense sampling, arrangements of lines, and each other; then the experiment."""
 
 from __future__ import annotations
 
 import copy
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def network(widths: list[int], bias: bool, seed: int) -> list[HiddenLayer]:
             random.normal(size=(outputs, inputs)) * (2 / inputs) ** 0.5,
             random.uniform(-1, 1, outputs) if bias else np.zeros(outputs),
         )
-        for inputs, outputs in zip(widths, widths[1:], strict=False)
+        for inputs, outputs in pairwise(widths)
     ]
 
 

@@ -117,8 +117,8 @@ def _unit(
     architecture = Architecture(f"fcn-{depth}x{neurons // depth}", (Linear(neurons // depth),) * depth)
     bias = variant == WITH_BIAS
     fused = variant == WITHOUT_BIAS and context.settings.form == "fused"
-    epochs = context.preset.epochs if trained else 0
-    config = TrainConfig(epochs, context.preset.batch_size, LEARNING_RATE, "adam", seed)
+    epochs, batch_size = (context.preset.epochs, context.preset.batch_size) if trained else (0, 1)
+    config = TrainConfig(epochs, batch_size, LEARNING_RATE, "adam", seed)
     facts = {"variant": variant, "depth": depth, "neurons": neurons // depth * depth, "seed": seed}
     images = data.test.images
 
@@ -192,13 +192,13 @@ EXPERIMENT = Experiment(
             "a few minutes: up to 128 neurons, one seed, 5 epochs on the first 12,000 images",
             "mnist",
             5,
-            128,
+            256,
             (0,),
             12_000,
             2_000,
         ),
         "paper": Preset(
-            "half an hour: up to 256 neurons, three seeds, 20 epochs", "mnist", 20, 128, (0, 1, 2)
+            "half an hour: up to 256 neurons, three seeds, 20 epochs", "mnist", 20, 512, (0, 1, 2)
         ),
     },
     variants=VARIANTS,
