@@ -107,15 +107,14 @@ def try_sets(
         region = _certified(model, vertices)
         certified += region is not None
         certified_float32 += region is not None and region.margins[torch.float32].holds
+        expected = {name: readers[name].read(vertices.to(dtype)) for name, dtype in DTYPES.items()}
         for kind in KINDS:
             weights = draw_weights(kind, points, len(chosen), generator).to(images.device)
             for name, dtype in DTYPES.items():
-                corners = vertices.to(dtype).flatten(1)
-                mixed = (weights.to(dtype) @ corners).unflatten(1, vertices.shape[1:])
-                expected, logits = readers[name].read(vertices.to(dtype))
-                signatures, mixed_logits = readers[name].read(mixed)
-                left = (signatures != expected[0]).any(1)
-                other = mixed_logits.argmax(1) != logits[0].argmax()
+                mixed = (weights.to(dtype) @ vertices.to(dtype).flatten(1)).unflatten(1, vertices.shape[1:])
+                signatures, logits = readers[name].read(mixed)
+                left = (signatures != expected[name][0][0]).any(1)
+                other = logits.argmax(1) != expected[name][1][0].argmax()
                 tally = counts[kind][name]
                 tally["points"] += points
                 tally["left"] += int(left.sum())

@@ -15,7 +15,7 @@ from zbkernels.experiments.region_planes import Plane, Polygons, cut_plane
 from zbkernels.models import Architecture, Linear
 
 ARCHITECTURE = Architecture("plane", (Linear(7), Linear(7)), image=(1, 1, 2))
-EPOCHS, BATCH_SIZE, LEARNING_RATE = 30, 32, 0.02
+EPOCHS, BATCH_SIZE, LEARNING_RATE = 30, 60, 0.02
 HALF_SIDE = 2.0  # of the window that is drawn
 # Directions (in degrees) that belong to each class: what a class is does not hang on the distance from the
 # origin.
