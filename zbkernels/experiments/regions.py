@@ -120,6 +120,7 @@ def _unit(
     epochs, batch_size = (context.preset.epochs, context.preset.batch_size) if trained else (0, 1)
     config = TrainConfig(epochs, batch_size, LEARNING_RATE, "adam", seed)
     facts = {"variant": variant, "depth": depth, "neurons": neurons // depth * depth, "seed": seed}
+    label = f"{depth} × {neurons // depth} {variant.replace('-', ' ')}, seed {seed}"
     images = data.test.images
 
     def new_model() -> nn.Sequential:
@@ -131,7 +132,9 @@ def _unit(
 
     def measure(model: nn.Module, history: list[Epoch]) -> dict[str, Any]:
         if not trained:
-            return {**facts, "counts": count(model)}
+            counts = count(model)
+            context.progress.epoch_done(f"{label}: untrained, counted")
+            return {**facts, "counts": counts}
         result: dict[str, Any] = {**facts, "accuracies": [epoch.test_accuracy for epoch in history]}
         if depth == DRAWN_DEPTH and seed == context.settings.seeds[0]:
             result["drawn"] = _slices(model, images)
@@ -139,7 +142,7 @@ def _unit(
 
     return Unit(
         name=f"{'trained' if trained else 'untrained'}-{variant}-{architecture.name}-seed{seed}",
-        label=f"{depth} × {neurons // depth} {variant.replace('-', ' ')}, seed {seed}",
+        label=label,
         settings={
             **facts,
             "fused": fused,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, Verdict, mean
+from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, Verdict, judge, mean, spread
 
 ORIGIN, OFF = "through the origin", "off the origin"
 SLOPE = 0.2  # how far an exponent may be from the one that is claimed
@@ -108,19 +108,25 @@ def _linear(units: list[dict[str, Any]]) -> Verdict:
 
 
 def _depth(units: list[dict[str, Any]]) -> Verdict:
+    """The means of the fewest and of the most: alike, else within two standard deviations of the seeds, else not."""
     if len(depths(units)) < 2:
         return Verdict(_DEPTH, NOT_TESTABLE, "one depth only")
-    worst: dict[str, tuple[float, int]] = {}
+    judged, said = [], []
     for name, count in (("lines", on_line("through images")), ("planes", in_plane(ORIGIN))):
+        worst = (0.0, 0)
         for size in sizes(units):
-            counts = [average(units, count, neurons=size, depth=depth) for depth in depths(units)]
-            worst[name] = max(worst.get(name, (0.0, 0)), (max(counts) / min(counts), size))
-    said = "; ".join(
-        f"{name}: largest ratio between depths {value:.2f}, at {size} neurons"
-        for name, (value, size) in worst.items()
-    )
-    holds = all(value <= ALIKE for value, _ in worst.values())
-    return Verdict(_DEPTH, HOLDS if holds else FAILS, f"{said} (alike up to {ALIKE:g})")
+            counts = [
+                [count(unit) for unit in units if unit["neurons"] == size and unit["depth"] == depth]
+                for depth in depths(units)
+            ]
+            least, most = min(counts, key=mean), max(counts, key=mean)
+            ratio, deviations = mean(most) / mean(least), (spread(least), spread(most))
+            pooled = None if None in deviations else math.hypot(*deviations) / math.sqrt(2)  # type: ignore[arg-type]
+            judged.append(HOLDS if ratio <= ALIKE else judge(mean(most) - mean(least), 0, pooled))
+            worst = max(worst, (ratio, size))
+        said.append(f"{name}: largest ratio between depths {worst[0]:.2f}, at {worst[1]} neurons")
+    verdict = next((worst for worst in (FAILS, WITHIN_SPREAD) if worst in judged), HOLDS)
+    return Verdict(_DEPTH, verdict, f"{'; '.join(said)} (alike up to {ALIKE:g})")
 
 
 def _few(units: list[dict[str, Any]]) -> Verdict:

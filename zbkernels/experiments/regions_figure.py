@@ -154,7 +154,7 @@ def _draw_training(axes: Any, metrics: dict[str, Any]) -> None:
             )
             axes.plot(
                 at, [mean(s) for s in shares], f"{_MARKERS.get(depth, _MORE)[0]}-", color=colour, lw=1.6, ms=5,
-                label=f"{variant.replace('-', ' ')}, {depth} hidden layer{'s' if depth > 1 else ''}",
+                label=f"{variant.replace('-', ' ')}, {depth} hidden",
             )  # fmt: skip
             axes.set_xticks(list(at), [str(epoch) for epoch in epochs])
     axes.axhline(1, color=_GUIDE, lw=5, alpha=0.3, zorder=1)
