@@ -32,8 +32,9 @@ from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE
 IMAGES = torch.rand(400, 1, 4, 4, generator=torch.Generator().manual_seed(5))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
+    """Networks this small: two threads would mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
