@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zbkernels.nap.linear import lost
+from zbkernels.nap.linear import Inequalities, lost, region_inequalities
 from zbkernels.nap.piece import Piece, check_inputs
 from zbkernels.nap.rounding import Rounding
 
@@ -66,6 +66,7 @@ class Region:
         vertices: float64 [n, ...], the inputs.
         prediction: the class of all of them.
         kind: ``"cone"``: every conic combination of the vertices keeps pattern and prediction; ``"hull"``: every convex one.
+        classes: how many logits the model has.
         units: what the pattern holds.
         lost: "" for a zero-bias network; else what its biases cost.
         margins: a :class:`Margin` for float64, and one for float32 where each weight is a number of float32.
@@ -78,6 +79,7 @@ class Region:
         self.vertices = vertices
         self.prediction = int(piece.predictions[0])
         self.kind = kind
+        self.classes = piece.outputs.shape[1]
         self.units = piece.units
         self.lost = lost(piece)
         self.margins = margins
@@ -115,7 +117,7 @@ class Region:
         points = check_inputs("contains", x) if len(x) else x.detach().double()
         if points.shape[1:] != self.vertices.shape[1:]:
             want = list(self.vertices.shape[1:])
-            raise ValueError(f"contains: expected x of shape [N, *{want}], got {list(x.shape)}")
+            raise ValueError(f"contains: expected x of shape [N, {', '.join(map(str, want))}], got {list(x.shape)}")
         within = self.kind if within is None else within
         if within not in (*KINDS, "region"):
             raise ValueError(f"contains: expected within to be 'hull', 'cone' or 'region', got {within!r}")
@@ -139,6 +141,10 @@ class Region:
             for i in inside.nonzero().flatten().tolist():
                 inside[i] = _distance(self.vertices.flatten(1), points[i].flatten(), within) <= tolerance
         return inside
+
+    def inequalities(self) -> Inequalities:
+        """The region of all inputs with this pattern and prediction: needs memory of all its rows times the inputs."""
+        return region_inequalities(self._piece)
 
     def sample(
         self, count: int, *, generator: torch.Generator | None = None, within: str | None = None

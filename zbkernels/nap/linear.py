@@ -108,18 +108,20 @@ class LocalLinearMap:
 
     def inequalities(self, index: int = 0) -> Inequalities:
         """The region of input ``index``: needs memory of all its rows times D. Rows that cannot fail are left out."""
-        piece = self._piece.of_anchor(index)
-        b = torch.cat(piece.values(torch.zeros_like(piece.inputs[:, None]))[0], 2)[0, 0]
-        count = piece.inputs[0].numel()
-        A = b.new_empty(b.numel(), count)
-        for start, _, g, _ in _pushes(piece, torch.ones(count, dtype=torch.bool, device=b.device)):
-            A[:, start : start + g[0].shape[1]] = torch.cat(g, 2)[0].T - b.unsqueeze(1)
-        kept = ((A != 0).any(1) | (b != 0)).nonzero().flatten()
-        names = tuple(map(piece.describe_row, kept.tolist()))
-        strict = torch.cat(piece.strict, 1)[0]
-        return Inequalities(
-            A[kept], b[kept], strict[kept], names, kept >= piece.rows - piece.strict[-1].shape[1]
-        )
+        return region_inequalities(self._piece.of_anchor(index))
+
+
+def region_inequalities(piece: Piece) -> Inequalities:
+    """The region of a piece with one anchor."""
+    b = torch.cat(piece.values(torch.zeros_like(piece.inputs[:, None]))[0], 2)[0, 0]
+    count = piece.inputs[0].numel()
+    A = b.new_empty(b.numel(), count)
+    for start, picked, rows, _ in _pushes(piece):
+        A[:, start : start + len(picked)] = torch.cat(rows, 2)[0].T - b.unsqueeze(1)
+    kept = ((A != 0).any(1) | (b != 0)).nonzero().flatten()
+    names = tuple(map(piece.describe_row, kept.tolist()))
+    strict = torch.cat(piece.strict, 1)[0]
+    return Inequalities(A[kept], b[kept], strict[kept], names, kept >= piece.rows - piece.strict[-1].shape[1])
 
 
 def local_linear_map(
@@ -187,7 +189,7 @@ def _map(
     flat = x.flatten(1)
     jacobian = torch.zeros(x.shape[0], piece.outputs.shape[1], flat.shape[1], dtype=x.dtype, device=x.device)
     squares, sums, again = torch.zeros_like(g), torch.zeros_like(g), b.clone()
-    for start, picked, rows, outputs in _pushes(piece, torch.ones_like(varies[0])):
+    for start, picked, rows, outputs in _pushes(piece):
         a = torch.cat(rows, 2) - b.unsqueeze(1)  # [B, T, rows]
         again += (a * flat[:, picked, None]).sum(1)
         a *= varies[:, picked, None]
@@ -214,19 +216,15 @@ def lost(piece: Piece) -> str:
     )
 
 
-def _pushes(
-    piece: Piece, wanted: torch.Tensor
-) -> Iterator[tuple[int, torch.Tensor, list[torch.Tensor], torch.Tensor]]:
+def _pushes(piece: Piece) -> Iterator[tuple[int, torch.Tensor, list[torch.Tensor], torch.Tensor]]:
     """(start, coordinates, rows at their basis vectors, outputs) for some coordinates at a time."""
-    batch, count = piece.inputs.shape[0], wanted.numel()
+    batch, count = piece.inputs.shape[0], piece.inputs[0].numel()
     width = max(1, _BUDGET // (batch * max(piece.rows, count)))
     for start in range(0, count, width):
-        picked = torch.arange(start, min(start + width, count), device=wanted.device)
+        picked = torch.arange(start, min(start + width, count), device=piece.inputs.device)
         basis = piece.inputs.new_zeros(len(picked), count)
         basis[torch.arange(len(picked)), picked] = 1
-        points = basis.view(1, len(picked), *piece.inputs.shape[1:]).expand(
-            batch, *(-1,) * piece.inputs.dim()
-        )
+        points = basis.view(1, len(picked), *piece.inputs.shape[1:]).expand(batch, *(-1,) * piece.inputs.dim())
         rows, outputs = piece.values(points)
         yield start, picked, rows, outputs
 

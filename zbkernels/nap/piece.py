@@ -17,7 +17,7 @@ from torch import nn
 
 from zbkernels.nap.held import Held, fused_windows, pool_windows
 from zbkernels.nap.rounding import Magnitudes, Rounding, grid_of
-from zbkernels.nap.unit_calls import geometry
+from zbkernels.nap.unit_calls import function_name, geometry
 from zbkernels.nap.units import Call, Handler, Site, Units, check_visible
 from zbkernels.ops._conv_reference import _conv, _pool
 
@@ -37,17 +37,21 @@ class _Seen(Units):
         self.who = who
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function_name(func) == "batch_norm" and (args[5] if len(args) > 5 else (kwargs or {}).get("training")):
+            self._refuse("batch_norm in training")  # before torch refuses a batch of one by another name
         try:
             result = super().__torch_function__(func, types, args, kwargs)
         except NotImplementedError as error:  # of ``Magnitudes``
             raise NotPiecewiseLinear(f"{self.who}: in layer {self._stack[-1]!r}: {error}") from error
         if self.unsupported:
-            layer = self._stack[-1] if self._stack else self.model._get_name()
-            raise NotPiecewiseLinear(
-                f"{self.who}: the model is not piecewise linear: layer {layer!r} calls {self.unsupported[0]}"
-                + _advice(self.unsupported[0])
-            )
+            self._refuse(self.unsupported[0])
         return result
+
+    def _refuse(self, function: str) -> None:
+        layer = self._stack[-1] if self._stack else self.model._get_name()
+        raise NotPiecewiseLinear(
+            f"{self.who}: the model is not piecewise linear: layer {layer!r} calls {function}{_advice(function)}"
+        )
 
 
 def _advice(function: str) -> str:
@@ -111,20 +115,20 @@ class Piece:
 
     def _look(self, units: str) -> None:
         """Run the model as it is: its results, and which activations only max pools read."""
-        self._slopes: dict[str, float] = {}
+        rectifiers: set[str] = set()
         pools: list[str] = []
 
         def note(site: Site, call: Call) -> Any:
             pool = call.args.get("pool", "none")
             if call.kind == "max_pool" or pool == "max":
                 pools.append(site.name)
-            elif pool == "none":
-                self._slopes[site.name] = call.args.get("negative_slope", 0.0)
+            elif pool == "none" and call.args.get("negative_slope", 0.0) == 0:
+                rectifiers.add(site.name)
             return call.run()
 
         seen = _Seen(self.who, self.model, note)
         self.outputs = self._call(seen, self.inputs)
-        self._deferred = seen.only_pooled & self._slopes.keys()
+        self._deferred = seen.only_pooled & rectifiers
         check_units(self.who, units, pools)
         two = torch.cat([self.inputs[:1], -self.inputs[:1]])
         alone = self._call(_Seen(self.who, self.model, lambda _, call: call.run()), two)[0]
@@ -240,7 +244,7 @@ class Piece:
             elif call.kind == "max_pool":
                 z, window = call.input, pool_windows(args, call.input.shape[-2:], site.shape[-2:])
                 if call.source is not None and call.source.name in self._deferred:
-                    slope = self._slopes[call.source.name]
+                    slope = 0.0
             else:
                 z, slope = call.input, args.get("negative_slope", 0.0)
             if site.name in self._deferred:

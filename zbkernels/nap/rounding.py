@@ -16,6 +16,7 @@ are not covered: use ``zb.set_conv_precision("highest")`` for the values (signat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,9 +83,9 @@ def grid_of(t: torch.Tensor) -> float:
     if not t.numel():
         return float("inf")
     fraction, exponent = torch.frexp(t)
-    digits = torch.ldexp(fraction, torch.tensor(53)).long()
-    lowest = (digits & -digits).double()
-    return float(torch.ldexp(lowest, exponent - 53).min())
+    digits = (fraction * 2**53).long()
+    lowest = torch.frexp((digits & -digits).double()).exponent  # of the lowest bit, plus 1
+    return math.ldexp(1.0, int((exponent + lowest).min()) - 54)
 
 
 class Magnitudes(TorchFunctionMode):
