@@ -83,7 +83,7 @@ class Held:
     def magnitudes(self, m: torch.Tensor) -> torch.Tensor:
         """The magnitudes of the rows from those of z, [B, T, ...] -> [B, T, rows]."""
         if self.window is None:
-            return m.flatten(2)
+            return m.flatten(2).clone()  # an in-place call writes over m
         m, winner = self._winner(m)
         total = torch.where(self.dead.unsqueeze(1), m, winner + m)
         own = winner if self.slope != 1 else torch.zeros_like(winner)
