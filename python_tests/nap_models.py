@@ -31,7 +31,11 @@ class OverlappingPools(nn.Module):
 
 def fcn(bias: bool = False) -> nn.Module:
     return nn.Sequential(
-        nn.Linear(6, 9, bias=bias), nn.ReLU(), nn.Linear(9, 8, bias=bias), nn.LeakyReLU(0.1), nn.Linear(8, 4, bias=bias)
+        nn.Linear(6, 9, bias=bias),
+        nn.ReLU(),
+        nn.Linear(9, 8, bias=bias),
+        nn.LeakyReLU(0.1),
+        nn.Linear(8, 4, bias=bias),
     )
 
 
@@ -95,7 +99,9 @@ BIASED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 ALL = ZERO_BIAS | BIASED
 
 
-def make(name: str, count: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[nn.Module, torch.Tensor]:
+def make(
+    name: str, count: int, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[nn.Module, torch.Tensor]:
     """(model, inputs [count, ...])."""
     torch.manual_seed(seed)
     build, shape = ALL[name]

@@ -33,7 +33,9 @@ def test_relu_bits_under_a_max_pool_do_not_fix_the_piece(dtype: torch.dtype) -> 
     bits = pattern_and_prediction(model, x, units="relu")
     assert torch.equal(bits[0], bits[1])
     assert model(x).argmax(1).tolist() == [0, 0] and model(x.mean(0, keepdim=True)).argmax(1).tolist() == [1]
-    with pytest.raises(NotPiecewiseLinear, match=r"ReLU bits do not fix .* max pool 'forward#2'.*units='winner'"):
+    with pytest.raises(
+        NotPiecewiseLinear, match=r"ReLU bits do not fix .* max pool 'forward#2'.*units='winner'"
+    ):
         certify_hull(model, x, units="relu")
     with pytest.raises(NotCertified, match=r"inputs 0 and 1 have other patterns: window 0 of 'forward#2'"):
         certify_hull(model, x)
@@ -86,9 +88,14 @@ def test_adversary_inside_the_margin(name: str, dtype: torch.dtype) -> None:
     gen = torch.Generator().manual_seed(3)
     direction = torch.randn(60, *x.shape[1:], generator=gen, dtype=dtype)
     A = region.inequalities()
-    steepest = A.A[(A.A @ x.double().flatten() + A.b).argsort()[:20]].to(dtype)  # straight at the nearest borders
+    steepest = A.A[(A.A @ x.double().flatten() + A.b).argsort()[:20]].to(
+        dtype
+    )  # straight at the nearest borders
     direction = torch.cat([direction, -steepest.view(-1, *x.shape[1:])])
-    low, high = torch.zeros(len(direction), 1, dtype=dtype), torch.full((len(direction), 1), 100.0, dtype=dtype)
+    low, high = (
+        torch.zeros(len(direction), 1, dtype=dtype),
+        torch.full((len(direction), 1), 100.0, dtype=dtype),
+    )
 
     def at(step: torch.Tensor) -> torch.Tensor:
         return x + (step * direction.flatten(1)).view_as(direction)
@@ -133,7 +140,9 @@ def test_margin_of_a_network_done_by_hand() -> None:
     assert margin.required == pytest.approx(gamma(4, torch.float32)) and margin.holds
     assert 0 < margin.scale < 1e-30
     assert gamma(4, torch.float32) == pytest.approx(4 * 2**-24) and gamma(2**24, torch.float32) == math.inf
-    half = certify_hull(nn.Linear(2, 2, bias=False, dtype=torch.float64).requires_grad_(False), torch.randn(1, 2))
+    half = certify_hull(
+        nn.Linear(2, 2, bias=False, dtype=torch.float64).requires_grad_(False), torch.randn(1, 2)
+    )
     assert list(half.margins) == [torch.float64]  # its weights are no numbers of float32
     with pytest.raises(ValueError, match="hold each weight exactly"):
         half.contains(torch.randn(1, 2), dtype=torch.float32)
@@ -148,7 +157,9 @@ whole = st.integers(-2, 2)
 def whole_problems(draw: st.DrawFn) -> tuple[nn.Module, torch.Tensor]:
     def tensor(*shape: int) -> torch.Tensor:
         count = math.prod(shape)
-        return torch.tensor(draw(st.lists(whole, min_size=count, max_size=count)), dtype=torch.float32).view(shape)
+        return torch.tensor(draw(st.lists(whole, min_size=count, max_size=count)), dtype=torch.float32).view(
+            shape
+        )
 
     pooled = draw(st.booleans())
     if pooled:
@@ -165,7 +176,9 @@ def whole_problems(draw: st.DrawFn) -> tuple[nn.Module, torch.Tensor]:
 
 @settings(max_examples=120, deadline=None)
 @given(whole_problems(), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=8, max_size=8))
-def test_ties_are_decided_exactly(problem: tuple[nn.Module, torch.Tensor], weights: list[tuple[int, int]]) -> None:
+def test_ties_are_decided_exactly(
+    problem: tuple[nn.Module, torch.Tensor], weights: list[tuple[int, int]]
+) -> None:
     """Same pattern and prediction in exact arithmetic <=> certified; and then every conic combination keeps both."""
     model, x = problem
     exact = pattern_and_prediction(model, x)  # whole numbers: sums are exact
@@ -185,7 +198,9 @@ def test_ties_are_decided_exactly(problem: tuple[nn.Module, torch.Tensor], weigh
 
 @settings(max_examples=60, deadline=None)
 @given(whole_problems(), st.lists(whole, min_size=4, max_size=4))
-def test_region_is_exactly_the_inputs_of_the_pattern(problem: tuple[nn.Module, torch.Tensor], other: list[int]) -> None:
+def test_region_is_exactly_the_inputs_of_the_pattern(
+    problem: tuple[nn.Module, torch.Tensor], other: list[int]
+) -> None:
     model, x = problem
     region = certify_hull(model, x[:1])
     points = torch.tensor(other, dtype=torch.float32)[: x[0].numel()].view(1, *x.shape[1:])
@@ -202,18 +217,26 @@ def test_first_of_tied_logits_and_of_tied_winners() -> None:
 
     tied = certify_hull(Logits(), torch.tensor([[1.0, 1.0, 0.0]]))
     assert tied.prediction == 0
-    inside = tied.contains(torch.tensor([[2.0, 2.0, 1.0], [2.0, 2.0, 2.0], [2.0, 2.0, 2.5], [1.0, 2.0, 0.0]]), "region")
+    inside = tied.contains(
+        torch.tensor([[2.0, 2.0, 1.0], [2.0, 2.0, 2.0], [2.0, 2.0, 2.5], [1.0, 2.0, 0.0]]), "region"
+    )
     assert inside.tolist() == [True, True, False, False]
     second = certify_hull(Logits(), torch.tensor([[1.0, 2.0, 0.0]]))
-    assert second.contains(torch.tensor([[2.0, 2.0, 0.0], [1.9, 2.0, 2.0]]), "region").tolist() == [False, True]
-    # the apex of the cone: no unit is on there and the first class wins, which is this region's pattern only for class 0
+    assert second.contains(torch.tensor([[2.0, 2.0, 0.0], [1.9, 2.0, 2.0]]), "region").tolist() == [
+        False,
+        True,
+    ]
+    # the apex of the cone: no unit is on there and the first class wins, which is this region's pattern only for
+    # class 0
     assert tied.contains(torch.zeros(1, 3)).all() and not second.contains(torch.zeros(1, 3)).any()
 
 
 def test_a_cancellation_that_float64_cannot_decide_is_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 1, bias=False), nn.ReLU(), nn.Linear(1, 2, bias=False)).double()
     model[0].weight.data.copy_(torch.tensor([[0.1, 0.2, -0.3]], dtype=torch.float64))
-    with pytest.raises(NotCertified, match=r"input 0 is too near to a boundary .*unit 0 of '1'.*float64 can be off by"):
+    with pytest.raises(
+        NotCertified, match=r"input 0 is too near to a boundary .*unit 0 of '1'.*float64 can be off by"
+    ):
         certify_hull(model, torch.ones(1, 3, dtype=torch.float64))
     assert Fraction(0.1) + Fraction(0.2) != Fraction(0.3)
 
@@ -230,7 +253,10 @@ def test_contains_tells_hull_from_cone_from_region() -> None:
     assert not region.contains(off, "cone").any() and region.contains(off, "region").all()
     assert region.contains(off, "cone", tolerance=1e-3).all()
     outside = -inside
-    assert not region.contains(outside, "region").any() and not region.contains(outside, "cone", tolerance=9.0).any()
+    assert (
+        not region.contains(outside, "region").any()
+        and not region.contains(outside, "cone", tolerance=9.0).any()
+    )
     assert region.contains(x[:0]).tolist() == []
     for wrong, message in (
         (lambda: region.contains(inside[:, :5]), r"shape \[N, 6\]"),
@@ -245,7 +271,9 @@ def test_contains_tells_hull_from_cone_from_region() -> None:
 def test_what_a_bias_costs() -> None:
     model, x = make("fcn with bias", 1)
     vertices = near(model, x, 4)
-    with pytest.raises(ValueError, match=r"kind='cone' needs a network without biases, but a bias reaches '1': .*hull"):
+    with pytest.raises(
+        ValueError, match=r"kind='cone' needs a network without biases, but a bias reaches '1': .*hull"
+    ):
         certify_hull(model, vertices, kind="cone")
     region = certify_hull(model, vertices)
     assert region.kind == "hull" and "polytopes" in region.lost and "scaling" in region.lost
@@ -255,7 +283,9 @@ def test_what_a_bias_costs() -> None:
         region.sample(1, within="cone")
     scales = torch.logspace(-3, 3, 13).view(-1, 1)
     scaled = pattern_and_prediction(model, scales * x)
-    assert not torch.equal(scaled, scaled[:1].expand_as(scaled))  # what is lost: here scaling does change the pattern
+    assert not torch.equal(
+        scaled, scaled[:1].expand_as(scaled)
+    )  # what is lost: here scaling does change the pattern
     zero_bias = fcn(True).requires_grad_(False)
     for layer in (0, 2, 4):
         zero_bias[layer].bias.zero_()
@@ -267,7 +297,9 @@ def test_batch_normalisation_in_evaluation_is_a_bias() -> None:
     model, x = make("normalised", 1)
     region = certify_hull(model, x)
     assert region.kind == "hull" and "a bias reaches" in region.lost
-    with pytest.raises(NotPiecewiseLinear, match=r"layer '1' calls batch_norm in training; call model.eval\(\)"):
+    with pytest.raises(
+        NotPiecewiseLinear, match=r"layer '1' calls batch_norm in training; call model.eval\(\)"
+    ):
         certify_hull(model.train(), x)
 
 

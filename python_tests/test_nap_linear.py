@@ -39,7 +39,9 @@ def test_jacobian_is_that_of_automatic_differentiation(name: str) -> None:
     y = x + 0.9 * reach * F.normalize(torch.randn(4, x[0].numel(), dtype=x.dtype)).view_as(x)
     torch.testing.assert_close(got.apply(y), model(y), rtol=1e-12, atol=1e-13)
     stacked = torch.stack([x, y], 1)
-    torch.testing.assert_close(got.apply(stacked), torch.stack([model(x), model(y)], 1), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(
+        got.apply(stacked), torch.stack([model(x), model(y)], 1), rtol=1e-12, atol=1e-13
+    )
     single = local_linear_map(model.float(), x.float())
     torch.testing.assert_close(single.jacobian, got.jacobian, rtol=1e-5, atol=1e-6)
 
@@ -63,7 +65,10 @@ def test_inequalities_hold_where_the_pattern_is_kept(name: str) -> None:
     got = local_linear_map(model, x)
     for i in range(2):
         region = got.inequalities(i)
-        scale = torch.logspace(-1, 1.5, 1500, dtype=torch.float64).view(-1, *(1,) * (x.dim() - 1)) * got.l2.unit[i]
+        scale = (
+            torch.logspace(-1, 1.5, 1500, dtype=torch.float64).view(-1, *(1,) * (x.dim() - 1))
+            * got.l2.unit[i]
+        )
         points = x[i] + scale * torch.randn(1500, *x.shape[1:], dtype=torch.float64) / x[0].numel() ** 0.5
         kept = (pattern_and_prediction(model, points) == pattern_and_prediction(model, x[i : i + 1])).all(1)
         assert 100 < kept.sum() < 1450
@@ -95,7 +100,10 @@ def test_unit_radius_is_the_distance_to_the_border(name: str, norm: float) -> No
             if radius > radii.unit[i]:
                 continue  # beyond the border of the piece
             way = -dual(region.A[which][nearest], norm).view_as(x[0])
-            near, past = (pattern_and_prediction(model, (x[i] + f * radius * way).unsqueeze(0)) for f in (0.9999, 1.0001))
+            near, past = (
+                pattern_and_prediction(model, (x[i] + f * radius * way).unsqueeze(0))
+                for f in (0.9999, 1.0001)
+            )
             first = bool((radius <= torch.minimum(radii.unit[i], radii.decision[i])).item())
             assert not torch.equal(past, here) and (torch.equal(near, here) or not first)
         assert radii.certified[i] <= torch.minimum(radii.unit[i], radii.decision[i])
@@ -147,10 +155,14 @@ def test_radius_in_float32_holds_in_float32(name: str) -> None:
     model, x = make(name, 3)
     exact = certified_radius(model, x)
     radii = certified_radius(model, x, dtype=torch.float32)
-    assert bool((radii.certified < exact.certified).all()) and bool((radii.certified > 0.5 * exact.certified).any())
+    assert bool((radii.certified < exact.certified).all()) and bool(
+        (radii.certified > 0.5 * exact.certified).any()
+    )
     for i in range(3):
         region = local_linear_map(model, x[i : i + 1]).inequalities()
-        nearest = region.A[(region.A @ x[i].double().flatten() + region.b).div(region.A.norm(dim=1)).argsort()[:30]]
+        nearest = region.A[
+            (region.A @ x[i].double().flatten() + region.b).div(region.A.norm(dim=1)).argsort()[:30]
+        ]
         directions = torch.cat([-nearest, torch.randn(300, x[0].numel(), dtype=torch.float64)])
         part = 1 - torch.tensor([1e-6, 1e-4, 1e-2], dtype=torch.float64).repeat(200)[: len(directions), None]
         steps = F.normalize(directions) * radii.certified[i] * part
@@ -173,7 +185,9 @@ def test_certified_radius_scales_with_a_zero_bias_network() -> None:
 
 def test_a_blank_border_leaves_no_radius_unless_it_is_kept() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 36, 3, bias=False))
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 36, 3, bias=False)
+    )
     x = torch.zeros(1, 1, 8, 8)
     x[..., 4:, 4:] = torch.rand(4, 4)
     assert certified_radius(model, x).certified.tolist() == [0.0]
@@ -209,7 +223,9 @@ def test_no_boundary_is_infinitely_far() -> None:
     radii = certified_radius(linear_model, x)
     w = (linear_model.weight[0] - linear_model.weight[1]).double()
     assert radii.unit[0] == INF
-    assert float(radii.decision[0]) == pytest.approx(abs(float(w @ x[0].double())) / float(w.norm()), rel=1e-6)
+    assert float(radii.decision[0]) == pytest.approx(
+        abs(float(w @ x[0].double())) / float(w.norm()), rel=1e-6
+    )
 
 
 class InPlace(nn.Module):
@@ -249,7 +265,9 @@ def test_magnitudes_bound_every_row(name: str, monkeypatch: pytest.MonkeyPatch) 
     points = torch.randn(3, 50, *x.shape[1:]) * torch.logspace(-3, 3, 50).view(1, 50, *(1,) * (x.dim() - 1))
     g, _ = piece.values(points.double())
     magnitudes = piece.magnitudes(points.double())
-    assert all(bool((rows.abs() <= m * (1 + 1e-12)).all()) for rows, (m, _) in zip(g, magnitudes, strict=True))
+    assert all(
+        bool((rows.abs() <= m * (1 + 1e-12)).all()) for rows, (m, _) in zip(g, magnitudes, strict=True)
+    )
     weights = {k: v.float() if v.is_floating_point() else v for k, v in piece._weights.items()}
 
     def call(units: Units, x: torch.Tensor, mode: object = None) -> torch.Tensor:
@@ -270,7 +288,9 @@ def test_refusals_name_function_and_layer() -> None:
     x = torch.randn(2, 6)
     with pytest.raises(NotPiecewiseLinear, match="local_linear_map: .*layer '1' calls silu"):
         local_linear_map(nn.Sequential(nn.Linear(6, 3), nn.SiLU()), x)
-    with pytest.raises(NotPiecewiseLinear, match="certified_radius: .*layer '1' calls hardtanh|layer '1' calls"):
+    with pytest.raises(
+        NotPiecewiseLinear, match="certified_radius: .*layer '1' calls hardtanh|layer '1' calls"
+    ):
         certified_radius(nn.Sequential(nn.Linear(6, 3), nn.Hardtanh()), x)
     with pytest.raises(ValueError, match="certified_radius: expected norm 2 or inf, got 1"):
         certified_radius(fcn(), x, norm=1)

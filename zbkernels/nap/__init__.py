@@ -16,7 +16,7 @@ from zbkernels.nap.specification import (
     mine_specifications,
 )
 from zbkernels.nap.units import Call, Site, Units, find_units
-from zbkernels.nap.vnnlib import write_vnnlib
+from zbkernels.nap.vnnlib import write_specification_vnnlib, write_vnnlib
 
 __all__ = [
     "Call",
@@ -45,5 +45,6 @@ __all__ = [
     "mine_specifications",
     "patterns",
     "record",
+    "write_specification_vnnlib",
     "write_vnnlib",
 ]

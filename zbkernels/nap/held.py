@@ -1,12 +1,12 @@
 """One layer of units held as it is at some anchors: its rows, their magnitudes, and what it passes on.
 
-A layer is an activation of some slope (1: none) and, it may be, a max pool after it. The region in which it would be held so
-anyway is a list of rows g that are affine in the input, g > 0 where they are strict, else g >= 0:
+A layer is an activation of some slope (1: none) and, it may be, a max pool after it. The region in which it would be
+held so anyway is a list of rows g that are affine in the input, g > 0 where they are strict, else g >= 0:
 
 - without a pool: z > 0 (strict) where the unit is on, -z >= 0 where it is off, since a bit is (value > 0);
 - a max pool alone: its winner w is the first of the largest, so z_w - z_j >= 0, strict for the j before w;
-- an activation and a pool: the winner's code alone, since no other bit has a say. Off, at slope 0: all -z_j >= 0. Else
-  z_w - z_j as above, and the sign of z_w in place of the row of w against itself.
+- an activation and a pool: the winner's code alone, since no other bit has a say. Off, at slope 0: all -z_j >= 0.
+  Else z_w - z_j as above, and the sign of z_w in place of the row of w against itself.
 
 Rows that can't fail (w against itself, positions outside the map) are 0 and not strict.
 """
@@ -27,8 +27,8 @@ class Held:
     Args:
         name: of the layer.
         slope: of the activation, 1 for none.
-        window: int64 [O, L], the positions of each pool window in the flattened map in row-major order, -1 outside of it;
-            None without a max pool.
+        window: int64 [O, L], the positions of each pool window in the flattened map in row-major order, -1 outside of
+            it; None without a max pool.
 
     Attributes:
         strict: bool [B, rows].

@@ -1,14 +1,18 @@
-"""Regions in which a network is certified to keep its pattern and its prediction (Theorems 2 and 3 of the zero-bias paper).
+"""Regions in which a network is certified to keep its pattern and its prediction (Theorems 2 and 3 of the zero-bias
+paper).
 
-Inputs of one pattern and one prediction lie in one region {g > 0 where strict, else g >= 0}, an intersection of half-spaces,
-hence so does every convex combination. Where no bias is added the half-spaces go through the origin, and every conic
-combination (weights >= 0, not all 0) lies there too. Both need a pattern that fixes the linear piece. Appendix A of the paper
-asks only that layers be scalar associative, which is not enough: max pooling is, yet under one pattern of ReLU bits its
+Inputs of one pattern and one prediction lie in one region {g > 0 where strict, else g >= 0}, an intersection of
+half-spaces, hence so does every convex combination. Where no bias is added the half-spaces go through the origin, and
+every conic combination (weights >= 0, not all 0) lies there too. Both need a pattern that fixes the linear piece.
+Appendix A of the paper
+asks only that layers be scalar associative, which is not enough: max pooling is, yet under one pattern of ReLU bits
+    its
 windows can have other winners, and a combination another prediction (under a 1x2 max pool, [1, .1, .8, .8] and
-[.1, 1, .8, .8] share all bits and class 0, and their midpoint gets class 1). With the winners in the pattern it holds.
+[.1, 1, .8, .8] share all bits and class 0, and their midpoint gets class 1). With the winners in the pattern it
+holds.
 
-On the border of a region (a g that is 0) the network is continuous: its value is still that of the piece, whichever side
-the bits are on. The prediction is kept there, but where logits tie.
+On the border of a region (a g that is 0) the network is continuous: its value is still that of the piece, whichever
+side the bits are on. The prediction is kept there, but where logits tie.
 """
 
 from __future__ import annotations
@@ -37,18 +41,20 @@ class NotCertified(ValueError):
 class Margin:
     """How far the vertices are from where rounding in ``dtype`` could change a unit or the prediction.
 
-    A row g of magnitude M (``rounding.py``) is safe at an input where g > gamma(K) M + T. Both sides are homogeneous but for
-    T, and M is subadditive, so what holds at each vertex holds at every convex combination, computed in ``dtype`` in any order:
-    K counts the roundings of the combination too.
+    A row g of magnitude M (``rounding.py``) is safe at an input where g > gamma(K) M + T. Both sides are homogeneous
+    but for T, and M is subadditive, so what holds at each vertex holds at every convex combination, computed in
+    ``dtype`` in any order: K counts the roundings of the combination too.
 
     Attributes:
         dtype: of weights, inputs and sums.
         factors: the largest K of a row.
         relative: the least g / M over vertices and rows (rows that are 0 whatever is rounded have none).
         required: the largest gamma(K).
-        holds: whether each row of each vertex is safe, so that the network computed in ``dtype`` by direct sums in any order
-            keeps pattern and prediction at every combination whose weights sum to 1 (for a cone: to at least ``scale``).
-        scale: for a cone, the least sum of weights for which underflow is covered too; infinite where ``holds`` is False.
+        holds: whether each row of each vertex is safe, so that the network computed in ``dtype`` by direct sums in
+            any order keeps pattern and prediction at every combination whose weights sum to 1 (for a cone: to at
+            least ``scale``).
+        scale: for a cone, the least sum of weights for which underflow is covered too; infinite where ``holds`` is
+            False.
     """
 
     dtype: torch.dtype
@@ -65,7 +71,8 @@ class Region:
     Attributes:
         vertices: float64 [n, ...], the inputs.
         prediction: the class of all of them.
-        kind: ``"cone"``: every conic combination of the vertices keeps pattern and prediction; ``"hull"``: every convex one.
+        kind: ``"cone"``: every conic combination of the vertices keeps pattern and prediction; ``"hull"``: every
+            convex one.
         classes: how many logits the model has.
         units: what the pattern holds.
         lost: "" for a zero-bias network; else what its biases cost.
@@ -102,13 +109,14 @@ class Region:
         """Which inputs are certified: bool [N] for x [N, ...].
 
         Args:
-            within: ``"hull"`` or ``"cone"`` of the vertices, by non-negative least squares (scipy), or ``"region"``, all
-                inputs of this pattern and prediction, by its inequalities alone; None: as the region was certified. The
-                inequalities are checked in any case, so that a True never hangs on the tolerance.
-            dtype: None: the inequalities hold at x in exact terms, the rounding of their evaluation in float64 taken off.
-                Else they hold with the margin of ``dtype``: the network computed in it keeps pattern and prediction at x.
-            tolerance: largest distance from the hull or cone, relative to the largest vertex (for a cone: to x); None: what
-                the rounding of a combination in x's dtype can make.
+            within: ``"hull"`` or ``"cone"`` of the vertices, by non-negative least squares (scipy), or ``"region"``,
+                all inputs of this pattern and prediction, by its inequalities alone; None: as the region was
+                certified. The inequalities are checked in any case, so that a True never hangs on the tolerance.
+            dtype: None: the inequalities hold at x in exact terms, the rounding of their evaluation in float64 taken
+                off. Else they hold with the margin of ``dtype``: the network computed in it keeps pattern and
+                prediction at x.
+            tolerance: largest distance from the hull or cone, relative to the largest vertex (for a cone: to x);
+                None: what the rounding of a combination in x's dtype can make.
 
         Raises:
             ValueError: x of another shape or not finite, or a cone asked of a biased network.
@@ -117,7 +125,9 @@ class Region:
         points = check_inputs("contains", x) if len(x) else x.detach().double()
         if points.shape[1:] != self.vertices.shape[1:]:
             want = list(self.vertices.shape[1:])
-            raise ValueError(f"contains: expected x of shape [N, {', '.join(map(str, want))}], got {list(x.shape)}")
+            raise ValueError(
+                f"contains: expected x of shape [N, {', '.join(map(str, want))}], got {list(x.shape)}"
+            )
         within = self.kind if within is None else within
         if within not in (*KINDS, "region"):
             raise ValueError(f"contains: expected within to be 'hull', 'cone' or 'region', got {within!r}")
@@ -149,8 +159,8 @@ class Region:
     def sample(
         self, count: int, *, generator: torch.Generator | None = None, within: str | None = None
     ) -> torch.Tensor:
-        """Random combinations of the vertices, float64 [count, ...]: of ``within`` "hull" weights that are uniform on the
-        simplex; of "cone" these scaled by powers of ten from 0.01 to 100."""
+        """Random combinations of the vertices, float64 [count, ...]: of ``within`` "hull" weights that are uniform on
+        the simplex; of "cone" these scaled by powers of ten from 0.01 to 100."""
         within = self.kind if within is None else within
         if within not in KINDS or (within == "cone" and self.lost):
             raise ValueError(f"sample: expected within to be a kind that is certified, got {within!r}")
@@ -173,21 +183,23 @@ def certify_hull(
     """Certify that every combination of some inputs keeps their pattern and their prediction.
 
     Args:
-        model: piecewise linear: convolutions, linear layers, (leaky) ReLUs, max and average pools, residual sums, batch
-            normalisation in evaluation (a bias), the fused layers of :mod:`zbkernels.nn`. It is taken with its weights as they
-            are stored, in real arithmetic; signs are those of a float64 evaluation whose rounding is bounded.
+        model: piecewise linear: convolutions, linear layers, (leaky) ReLUs, max and average pools, residual sums,
+            batch normalisation in evaluation (a bias), the fused layers of :mod:`zbkernels.nn`. It is taken with its
+            weights as they are stored, in real arithmetic; signs are those of a float64 evaluation whose rounding is
+            bounded.
         inputs: [n, ...], the vertices.
-        kind: ``"cone"``: every conic combination (weights >= 0, not all 0), for zero-bias networks only; ``"hull"``: every
-            convex one. None: a cone where there is no bias, else a hull.
-        units: what the pattern holds: ``"winner"``, the bits of the ReLUs and each max pool window's winner (of ReLUs that
-            only max pools read, such as the fused layers', the winner's code alone, as ``units="winner"`` of
-            :func:`zbkernels.conv_relu_pool2d_nap`); ``"relu"``, bits alone, which is refused where there is a max pool.
+        kind: ``"cone"``: every conic combination (weights >= 0, not all 0), for zero-bias networks only; ``"hull"``:
+            every convex one. None: a cone where there is no bias, else a hull.
+        units: what the pattern holds: ``"winner"``, the bits of the ReLUs and each max pool window's winner (of ReLUs
+            that only max pools read, such as the fused layers', the winner's code alone, as ``units="winner"`` of
+            :func:`zbkernels.conv_relu_pool2d_nap`); ``"relu"``, bits alone, which is refused where there is a max
+            pool.
 
     Raises:
         NotCertified: the inputs differ in pattern or prediction, or are too near to a boundary for float64 to tell.
         NotPiecewiseLinear: units that do not fix the linear piece, or a layer that is not piecewise linear.
-        ValueError: inputs that are not finite or not [n, ...], a cone asked of a biased network. (Both of the above are
-            ValueErrors.)
+        ValueError: inputs that are not finite or not [n, ...], a cone asked of a biased network. (Both of the above
+            are ValueErrors.)
 
     Example:
         >>> import torch, zbkernels as zb

@@ -1,8 +1,10 @@
 """The linear map that a network is around an input, the region where it holds, and how far away its borders are.
 
-Inside the region of its activation pattern a piecewise-linear network is f(y) = J y + c, with c = 0 for a zero-bias network
-(then the region is a cone; section 3 of the zero-bias paper). The rows of the map and of the region's inequalities come from
-pushing the basis vectors through the held network, some at a time: of the region only each row's norm is kept, so that the
+Inside the region of its activation pattern a piecewise-linear network is f(y) = J y + c, with c = 0 for a zero-bias
+network (then the region is a cone; section 3 of the zero-bias paper). The rows of the map and of the region's
+inequalities come from
+pushing the basis vectors through the held network, some at a time: of the region only each row's norm is kept, so
+    that the
 memory does not grow with units times inputs.
 """
 
@@ -27,12 +29,13 @@ class Radii:
 
     Attributes:
         norm: 2 or infinity.
-        unit: to the nearest point where a unit of the pattern is at its boundary, with no rounding taken off. Since the region
-            is an intersection of half-spaces that holds the input, this is the distance to the nearest of their borders.
+        unit: to the nearest point where a unit of the pattern is at its boundary, with no rounding taken off. Since
+            the region is an intersection of half-spaces that holds the input, this is the distance to the nearest of
+            their borders.
         unit_name: which unit that is, for each input ("" where there is none).
         decision: to the nearest of the hyperplanes f_c = f_j of the linear map, prolonged beyond the region. Where
-            ``decision`` <= ``unit`` it is the distance to the nearest input of another prediction; else that lies outside the
-            region and is at least ``unit`` away.
+            ``decision`` <= ``unit`` it is the distance to the nearest input of another prediction; else that lies
+            outside the region and is at least ``unit`` away.
         decision_class: int64 [B], the class j of that hyperplane (-1: none).
         certified: min(unit, decision), less what rounding could have added: every y with ‖y - x‖ < certified has the
             pattern and the prediction of x, in the arithmetic that was asked for.
@@ -132,18 +135,20 @@ def local_linear_map(
     vary: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> LocalLinearMap:
-    """The exact linear map of a piecewise-linear network at each input, with its distances to the borders of the region.
+    """The exact linear map of a piecewise-linear network at each input, with its distances to the borders of the
+    region.
 
-    The model may hold convolutions, linear layers, (leaky) ReLUs, max and average pools, residual sums, batch normalisation
-    in evaluation (a bias) and the fused layers of :mod:`zbkernels.nn`; it is run in float64.
+    The model may hold convolutions, linear layers, (leaky) ReLUs, max and average pools, residual sums, batch
+    normalisation in evaluation (a bias) and the fused layers of :mod:`zbkernels.nn`; it is run in float64.
 
     Args:
         x: [B, ...].
         units: ``"winner"``, or ``"relu"`` for models without max pools; see :func:`zbkernels.nap.certify_hull`.
-        vary: bool, of the shape of one input or of x: which coordinates the distances let change; None: all. An image's
-            blank border makes pre-activations that are exactly 0, so that with the border any radius is 0.
-        dtype: arithmetic in which the certified radius holds. None: that of real numbers. Else the model, computed in this
-            dtype by direct sums in any order, keeps pattern and prediction at every y of this dtype within the radius.
+        vary: bool, of the shape of one input or of x: which coordinates the distances let change; None: all. An
+            image's blank border makes pre-activations that are exactly 0, so that with the border any radius is 0.
+        dtype: arithmetic in which the certified radius holds. None: that of real numbers. Else the model, computed in
+            this dtype by direct sums in any order, keeps pattern and prediction at every y of this dtype within the
+            radius.
 
     Raises:
         NotPiecewiseLinear: a ValueError that names the layer in the way.
@@ -224,7 +229,9 @@ def _pushes(piece: Piece) -> Iterator[tuple[int, torch.Tensor, list[torch.Tensor
         picked = torch.arange(start, min(start + width, count), device=piece.inputs.device)
         basis = piece.inputs.new_zeros(len(picked), count)
         basis[torch.arange(len(picked)), picked] = 1
-        points = basis.view(1, len(picked), *piece.inputs.shape[1:]).expand(batch, *(-1,) * piece.inputs.dim())
+        points = basis.view(1, len(picked), *piece.inputs.shape[1:]).expand(
+            batch, *(-1,) * piece.inputs.dim()
+        )
         rows, outputs = piece.values(points)
         yield start, picked, rows, outputs
 

@@ -1,8 +1,8 @@
 """The affine piece of a piecewise-linear network: the network with each unit held as it is at an anchor.
 
 Where the held units are what the network itself would choose is the piece's region; ``held.py`` says which rows
-g(x) > 0 or g(x) >= 0 describe it. The prediction c, the first of the largest logits, adds f_c - f_j >= 0, strict for the j
-before c. Everything runs in float64, the weights as they are stored.
+g(x) > 0 or g(x) >= 0 describe it. The prediction c, the first of the largest logits, adds f_c - f_j >= 0, strict for
+the j before c. Everything runs in float64, the weights as they are stored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class _Seen(Units):
         self.who = who
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function_name(func) == "batch_norm" and (args[5] if len(args) > 5 else (kwargs or {}).get("training")):
+        if function_name(func) == "batch_norm" and (
+            args[5] if len(args) > 5 else (kwargs or {}).get("training")
+        ):
             self._refuse("batch_norm in training")  # before torch refuses a batch of one by another name
         try:
             result = super().__torch_function__(func, types, args, kwargs)

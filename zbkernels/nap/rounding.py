@@ -1,16 +1,19 @@
 """How far a computed value can be from the exact one, for a whole network at once.
 
-A value that a network of matrix products computes is a sum over paths from the input, and on its path each product picks
-up at most K factors (1 + d), |d| <= u, whatever the order of the sums and whether multiply and add are fused (Higham,
-*Accuracy and Stability of Numerical Algorithms*, lemmas 3.1 and 3.5). So while the pattern of the units is held fixed,
+A value that a network of matrix products computes is a sum over paths from the input, and on its path each product
+picks up at most K factors (1 + d), |d| <= u, whatever the order of the sums and whether multiply and add are fused
+(Higham, *Accuracy and Stability of Numerical Algorithms*, lemmas 3.1 and 3.5). So while the pattern of the units is
+held fixed,
 
     |computed - exact| <= gamma(K, u) * M + T,      gamma(K, u) = K u / (1 - K u),
 
-where M is the same network on magnitudes (|weights|, |biases|, |x|, the same units on) and T bounds what is lost below the
-range of normal numbers, flushed to 0 or not. :class:`Magnitudes` runs that network and counts K and T on the way. Where
-all values are multiples of one power of two and fit into the significand, they are computed exactly; it finds that too.
+where M is the same network on magnitudes (|weights|, |biases|, |x|, the same units on) and T bounds what is lost
+below the range of normal numbers, flushed to 0 or not. :class:`Magnitudes` runs that network and counts K and T on
+the way. Where all values are multiples of one power of two and fit into the significand, they are computed exactly;
+it finds that too.
 
-It holds for sums of products in any order: torch's and this package's direct kernels. Winograd's, FFT's and TF32's roundings
+It holds for sums of products in any order: torch's and this package's direct kernels. Winograd's, FFT's and TF32's
+    roundings
 are not covered: use ``zb.set_conv_precision("highest")`` for the values (signatures are always of direct sums).
 """
 
@@ -89,7 +92,8 @@ def grid_of(t: torch.Tensor) -> float:
 
 
 class Magnitudes(TorchFunctionMode):
-    """Runs an affine network on magnitudes: each constant it meets is taken by its absolute value, and subtraction adds.
+    """Runs an affine network on magnitudes: each constant it meets is taken by its absolute value, and subtraction
+    adds.
 
     Enter it before :class:`zbkernels.nap.Units`, whose handler keeps the units fixed; :meth:`track` the input first.
 
@@ -353,7 +357,8 @@ _RULES: dict[str, Rule] = {
     "dropout2d": Magnitudes._dropout,
 }
 
-# Values are moved, copied or made, not computed. (A pad's value other than 0 is a bias: ``Piece`` sees it at the input 0.)
+# Values are moved, copied or made, not computed. (A pad's value other than 0 is a bias: ``Piece`` sees it at the
+# input 0.)
 _MOVES = frozenset(
     """
     view view_as reshape reshape_as flatten unflatten ravel permute transpose swapaxes swapdims t movedim moveaxis

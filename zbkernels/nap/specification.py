@@ -1,11 +1,13 @@
 """Class specifications: the units that are on, or off, for nearly all inputs of a class.
 
-Algorithm 1 of Geng et al., "Towards reliable neural specifications" (ICML 2023): a unit belongs to a class's pattern as on
-where it is on (its value > 0) for at least 1 - delta of the class's inputs, as off where it is off for as many, and to neither
-in between. An input satisfies the specification of a class where all its units are as the pattern says.
+Algorithm 1 of Geng et al., "Towards reliable neural specifications" (ICML 2023): a unit belongs to a class's pattern
+as on where it is on (its value > 0) for at least 1 - delta of the class's inputs, as off where it is off for as many,
+and to neither in between. An input satisfies the specification of a class where all its units are as the pattern
+says.
 
-Counts are whole numbers, and ``delta`` is an exact decimal that is turned into a whole number to compare them with: no
-fraction is ever rounded. Batches of packed signatures are counted as they come, so that any number of inputs streams through.
+Counts are whole numbers, and ``delta`` is an exact decimal that is turned into a whole number to compare them with:
+no fraction is ever rounded. Batches of packed signatures are counted as they come, so that any number of inputs
+streams through.
 """
 
 from __future__ import annotations
@@ -134,7 +136,9 @@ class Specification:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("specification", "{}"))
                 if about.get("format") != _FORMAT:
-                    raise ValueError(f"{path}: expected a file of format {_FORMAT!r}, got {about.get('format')!r}")
+                    raise ValueError(
+                        f"{path}: expected a file of format {_FORMAT!r}, got {about.get('format')!r}"
+                    )
                 on, off, counts = (file.get_tensor(name) for name in ("on", "off", "counts"))
         except SafetensorError as error:
             raise ValueError(f"{path}: the specification cannot be read ({error})") from error
@@ -170,13 +174,17 @@ class UnitCounts:
         """
         exact = exact_delta(delta)
         least = torch.tensor([cut_off(exact, n) for n in self.counts.tolist()]).unsqueeze(1)
-        real = torch.zeros(self.on.shape[1], dtype=torch.bool)  # not the bits that fill up a layer's last word
+        real = torch.zeros(
+            self.on.shape[1], dtype=torch.bool
+        )  # not the bits that fill up a layer's last word
         for layer in self.layers:
             real[64 * layer.start : 64 * layer.start + layer.bits] = True
         on = (self.on >= least) & real
         off = (self.counts.unsqueeze(1) - self.on >= least) & real
         text = str(delta) if not isinstance(delta, Fraction) else f"{delta.numerator}/{delta.denominator}"
-        return Specification(text, self.classes, _pack(on), _pack(off), self.counts, self.layers, self.units, self.by)
+        return Specification(
+            text, self.classes, _pack(on), _pack(off), self.counts, self.layers, self.units, self.by
+        )
 
 
 def count_units(
@@ -230,24 +238,26 @@ def mine_specifications(
     units: str = "relu",
     layers: Sequence[str] | None = None,
 ) -> Any:
-    """The specification of each class: units on (off) for at least 1 - delta of its inputs (Algorithm 1 of Geng et al.).
+    """The specification of each class: units on (off) for at least 1 - delta of its inputs (Algorithm 1 of Geng et
+    al.).
 
     Args:
-        source: a :class:`Recording`, or ``(model, loader)``: any model that :func:`zbkernels.nap.record` takes and batches
-            (x, labels), which are read once and not kept.
+        source: a :class:`Recording`, or ``(model, loader)``: any model that :func:`zbkernels.nap.record` takes and
+            batches (x, labels), which are read once and not kept.
         delta: an exact decimal: ``"0.01"``, a Decimal, a Fraction or 0. A list of them takes one pass for all.
-        by: which inputs belong to a class: those labelled so (``"labels"``), those of them that the model predicts so too
-            (``"correct"``), or all that it predicts so (``"predictions"``).
+        by: which inputs belong to a class: those labelled so (``"labels"``), those of them that the model predicts so
+            too (``"correct"``), or all that it predicts so (``"predictions"``).
         classes: which classes, in order; None: all that occur, ascending.
-        units: of a model: ``"relu"`` (a bit each activation) or ``"output"`` (each pooled output); a recording has its own.
+        units: of a model: ``"relu"`` (a bit each activation) or ``"output"`` (each pooled output); a recording has
+            its own.
         layers: of a model: the names of the sites that count, with ``*`` and ``?``; None: all.
 
     Returns:
         A :class:`Specification`, or one for each delta.
 
     Raises:
-        TypeError, ValueError: a delta that is not exact or not in [0, 1/2), a class without inputs, a source without labels
-            or predictions where they are needed, or winner codes, which are no units that are on or off.
+        TypeError, ValueError: a delta that is not exact or not in [0, 1/2), a class without inputs, a source without
+            labels or predictions where they are needed, or winner codes, which are no units that are on or off.
     """
     several = isinstance(delta, (list, tuple))
     deltas = list(delta) if several else [delta]
@@ -281,7 +291,9 @@ class Coverage:
     def recall(self) -> Fraction:
         """The share of inputs that satisfy the specification of their own class."""
         own = sum(
-            int(self.satisfied[row, self.labels.index(c)]) for row, c in enumerate(self.classes) if c in self.labels
+            int(self.satisfied[row, self.labels.index(c)])
+            for row, c in enumerate(self.classes)
+            if c in self.labels
         )
         return Fraction(own, int(self.totals.sum()))
 
@@ -335,7 +347,9 @@ def coverage(
     for spec, table in zip(specs, tables, strict=True):
         seen = sorted(table)
         whole = torch.stack([table[c] for c in seen], 1)  # [classes + 3, labels]
-        results.append(Coverage(spec.delta, spec.classes, tuple(seen), whole[:-3], whole[-1], whole[-3], whole[-2]))
+        results.append(
+            Coverage(spec.delta, spec.classes, tuple(seen), whole[:-3], whole[-1], whole[-3], whole[-2])
+        )
     return tuple(results)
 
 
@@ -369,7 +383,9 @@ def _patterns(
 def _of_recording(recording: Recording) -> Iterator[Rows]:
     for start in range(0, len(recording), _ROWS):
         rows = slice(start, start + _ROWS)
-        labels, predictions = (None if t is None else t[rows] for t in (recording.labels, recording.predictions))
+        labels, predictions = (
+            None if t is None else t[rows] for t in (recording.labels, recording.predictions)
+        )
         yield recording.signatures[rows], labels, predictions
 
 
@@ -378,10 +394,14 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield from rest
 
 
-def _classes_of(who: str, by: str, labels: torch.Tensor | None, predictions: torch.Tensor | None) -> torch.Tensor:
+def _classes_of(
+    who: str, by: str, labels: torch.Tensor | None, predictions: torch.Tensor | None
+) -> torch.Tensor:
     """The class that each input counts for, -1 for none."""
     if (labels is None and by != "predictions") or (predictions is None and by != "labels"):
-        raise ValueError(f"{who}: by={by!r} needs {'labels' if labels is None else 'predictions'}, which are not there")
+        raise ValueError(
+            f"{who}: by={by!r} needs {'labels' if labels is None else 'predictions'}, which are not there"
+        )
     if by == "labels":
         assert labels is not None
         return labels
@@ -399,7 +419,9 @@ def _check_by(who: str, by: str) -> None:
 
 def _check_units(who: str, units: str) -> None:
     if units not in ("relu", "output"):
-        raise ValueError(f"{who}: expected units 'relu' or 'output', got {units!r}: a winner's code is no unit's bit")
+        raise ValueError(
+            f"{who}: expected units 'relu' or 'output', got {units!r}: a winner's code is no unit's bit"
+        )
 
 
 def _pack(on: torch.Tensor) -> torch.Tensor:
@@ -408,4 +430,6 @@ def _pack(on: torch.Tensor) -> torch.Tensor:
 
 
 def _ones(words: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([sum(int(w).bit_count() if w >= 0 else (int(w) + 2**64).bit_count() for w in row) for row in words])
+    return torch.tensor(
+        [sum(int(w).bit_count() if w >= 0 else (int(w) + 2**64).bit_count() for w in row) for row in words]
+    )
