@@ -45,7 +45,7 @@ def fused() -> nn.Module:
         zb.nn.ConvReLUPool2d(3, 4, 2, pool="avg", negative_slope=0.2, pool_kernel=2),
         nn.Flatten(),
         zb.nn.LinearReLU(4 * 4, 7),
-        nn.Linear(7, 4, bias=False),
+        zb.nn.LinearReLU(7, 4, negative_slope=1.0),
     )
 
 

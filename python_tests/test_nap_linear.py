@@ -171,7 +171,7 @@ def test_radius_in_float32_holds_in_float32(name: str) -> None:
         assert inside.sum() > 150
         here = pattern_and_prediction(model, x[i : i + 1])
         assert torch.equal(pattern_and_prediction(model, points[inside]), here.expand(int(inside.sum()), -1))
-    with pytest.raises(ValueError, match="expected dtype to hold each weight exactly, got torch.float16"):
+    with pytest.raises(ValueError, match=r"expected dtype to hold each weight exactly, got torch.float16"):
         certified_radius(model, x, dtype=torch.float16)
 
 
@@ -286,10 +286,10 @@ def test_magnitudes_bound_every_row(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_refusals_name_function_and_layer() -> None:
     x = torch.randn(2, 6)
-    with pytest.raises(NotPiecewiseLinear, match="local_linear_map: .*layer '1' calls silu"):
+    with pytest.raises(NotPiecewiseLinear, match=r"local_linear_map: .*layer '1' calls silu"):
         local_linear_map(nn.Sequential(nn.Linear(6, 3), nn.SiLU()), x)
     with pytest.raises(
-        NotPiecewiseLinear, match="certified_radius: .*layer '1' calls hardtanh|layer '1' calls"
+        NotPiecewiseLinear, match=r"certified_radius: .*layer '1' calls hardtanh|layer '1' calls"
     ):
         certified_radius(nn.Sequential(nn.Linear(6, 3), nn.Hardtanh()), x)
     with pytest.raises(ValueError, match="certified_radius: expected norm 2 or inf, got 1"):

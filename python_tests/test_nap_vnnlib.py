@@ -65,7 +65,7 @@ def evaluate(expression: Any, value: Value) -> torch.Tensor:
 def holds(
     text: str, x: torch.Tensor, y: torch.Tensor, **hidden: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(whether the constraints on inputs and hidden values hold, whether the last one, on outputs, does) for each row."""
+    """For each row: (do the constraints on inputs and hidden values hold, does the last one, on outputs)."""
     tensors = {"X": x.double(), "Y": y.double(), **{k: v.double() for k, v in hidden.items()}}
 
     def value(name: str) -> torch.Tensor:

@@ -5,8 +5,8 @@ held so anyway is a list of rows g that are affine in the input, g > 0 where the
 
 - without a pool: z > 0 (strict) where the unit is on, -z >= 0 where it is off, since a bit is (value > 0);
 - a max pool alone: its winner w is the first of the largest, so z_w - z_j >= 0, strict for the j before w;
-- an activation and a pool: the winner's code alone, since no other bit has a say. Off, at slope 0: all -z_j >= 0.
-  Else z_w - z_j as above, and the sign of z_w in place of the row of w against itself.
+- an activation and a pool: the winner's code alone, since no other bit has a say. Off, at slope 0: all -z_j >= 0. Else
+  z_w - z_j as above, and the sign of z_w in place of the row of w against itself.
 
 Rows that can't fail (w against itself, positions outside the map) are 0 and not strict.
 """

@@ -2,10 +2,8 @@
 
 Inside the region of its activation pattern a piecewise-linear network is f(y) = J y + c, with c = 0 for a zero-bias
 network (then the region is a cone; section 3 of the zero-bias paper). The rows of the map and of the region's
-inequalities come from
-pushing the basis vectors through the held network, some at a time: of the region only each row's norm is kept, so
-    that the
-memory does not grow with units times inputs.
+inequalities come from pushing the basis vectors through the held network, some at a time. Of the region only each row's
+norm is kept, so that the memory does not grow with units times inputs.
 """
 
 from __future__ import annotations

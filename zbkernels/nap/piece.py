@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from zbkernels.nap.held import Held, fused_windows, pool_windows
-from zbkernels.nap.rounding import Magnitudes, Rounding, grid_of
+from zbkernels.nap.rounding import Magnitudes, Rounding
 from zbkernels.nap.unit_calls import function_name, geometry
 from zbkernels.nap.units import Call, Handler, Site, Units, check_visible
 from zbkernels.ops._conv_reference import _conv, _pool
@@ -132,9 +132,10 @@ class Piece:
         self.outputs = self._call(seen, self.inputs)
         self._deferred = seen.only_pooled & rectifiers
         check_units(self.who, units, pools)
-        two = torch.cat([self.inputs[:1], -self.inputs[:1]])
-        alone = self._call(_Seen(self.who, self.model, lambda _, call: call.run()), two)[0]
-        if not _close(alone, self.outputs[0]):
+        # An input and another one, in either order, must not notice each other.
+        pair = torch.stack([self.inputs[0], 1 - self.inputs[0]])
+        one, other = (self._call(_Seen(self.who, self.model, _as_it_is), x) for x in (pair, pair.flip(0)))
+        if not (_close(one[:1], self.outputs[:1]) and _close(one, other.flip(0))):
             raise NotPiecewiseLinear(
                 f"{self.who}: the model's result for an input depends on the others of its batch"
             )
@@ -228,13 +229,13 @@ class Piece:
         layer: Callable[[Site, torch.Tensor, float, torch.Tensor | None], torch.Tensor],
         mode: Magnitudes | None,
     ) -> torch.Tensor:
-        """The model on x, each of its layers of units (max pool included) replaced by ``layer(site, z, slope, window)``."""
+        """The model on x, each layer of units (max pool included) replaced by ``layer(site, z, slope, window)``."""
 
         def handler(site: Site, call: Call) -> Any:
             args, slope, window, g = call.args, 1.0, None, None
             if args.get("return_indices") or call.function.endswith(("_nap", "_with_indices")):
                 raise NotPiecewiseLinear(
-                    f"{self.who}: {site.name!r} calls {call.function}, whose winners the model reads"
+                    f"{self.who}: {site.name!r} calls {call.function}, which the model reads"
                 )
             if call.kind == "conv_relu_pool":
                 g = geometry(args)
@@ -262,10 +263,7 @@ class Piece:
             return _pool(y, g) if g is not None and g.pool == "avg" else y
 
         if mode:
-            grid = grid_of(x)
-            mode.track(
-                x, Rounding(grid=grid, span=0.0 if grid == float("inf") else float(x.abs().max()) / grid)
-            )
+            mode.track(x, Rounding.of_input(x))
         return self._call(_Seen(self.who, self.model, handler), x, mode)
 
     def _call(self, units: _Seen, x: torch.Tensor, mode: Magnitudes | None = None) -> torch.Tensor:
@@ -307,6 +305,10 @@ def check_inputs(who: str, x: Any) -> torch.Tensor:
     if not bool(torch.isfinite(x).all()):
         raise ValueError(f"{who}: expected finite inputs, got NaN or infinite values")
     return x.detach().to(torch.float64, copy=True)
+
+
+def _as_it_is(site: Site, call: Call) -> Any:
+    return call.run()
 
 
 def check_units(who: str, units: str, pools: list[str]) -> None:

@@ -226,7 +226,8 @@ def mine_specifications(
 ) -> Specification: ...  # fmt: skip
 @overload
 def mine_specifications(
-    source: Source, delta: Sequence[Delta], *, by: str = ..., classes: Sequence[int] | None = ..., units: str = ...,
+    source: Source, delta: list[Any] | tuple[Any, ...], *, by: str = ..., classes: Sequence[int] | None = ...,
+    units: str = ...,
     layers: Sequence[str] | None = ...,
 ) -> tuple[Specification, ...]: ...  # fmt: skip
 def mine_specifications(

@@ -71,7 +71,7 @@ def write_vnnlib(
     _write(
         path,
         [
-            f"; The inputs of one activation pattern: satisfiable if one of them can get a class other than {predicted}."
+            f"; The inputs of one activation pattern: satisfiable if one can get a class other than {predicted}."
         ],
         names.declarations({}, {}),
         _box_lines("write_vnnlib", names, box),
@@ -110,7 +110,8 @@ def write_specification_vnnlib(
     who = "write_specification_vnnlib"
     if label not in specification.classes or not 0 <= label < classes:
         raise ValueError(
-            f"{who}: expected label to be one of {list(specification.classes)} and below classes = {classes}, got {label}"
+            f"{who}: expected label to be one of {list(specification.classes)} and below classes = {classes}, "
+            f"got {label}"
         )
     missing = [layer.name for layer in specification.layers if layer.name not in nodes]
     if missing:
@@ -125,7 +126,7 @@ def write_specification_vnnlib(
         for words, comparison in ((specification.on, ">"), (specification.off, "<=")):
             for unit in layer.decode(words[row : row + 1])[0].nonzero().tolist():
                 lines.append(f"(assert ({comparison} {name}[{', '.join(map(str, [0, *unit]))}] 0.0))")
-    about = f"; Units of class {label} (delta = {specification.delta}): satisfiable if their inputs can get another class."
+    about = f"; Units of class {label}, delta {specification.delta}: satisfiable if their inputs can get another class."
     _write(
         path,
         [about],
