@@ -18,7 +18,6 @@ import zbkernels as zb
 from zbkernels.nap import NotCertified, NotPiecewiseLinear, certify_hull
 from zbkernels.nap.rounding import gamma
 
-
 hull = importlib.import_module("zbkernels.nap.hull")
 
 

@@ -272,7 +272,7 @@ def _bounds(piece: Piece, varies: torch.Tensor, dtype: torch.dtype | None) -> _B
 
 def _radii(piece: Piece, norm: float, g: torch.Tensor, length: torch.Tensor, bounds: _Bounds) -> Radii:
     """Args: g, and ``length``, the dual norm of each row over the coordinates that vary, [B, rows]."""
-    distance = torch.where(length > 0, g / length, torch.inf)
+    distance = torch.where(length > 0, g / length, torch.inf) + 0.0  # no -0
     classes = piece.strict[-1].shape[1]
     unit, decision = distance[:, :-classes], distance[:, -classes:]
     # 1 + 1e-9: the norm is itself a sum in float64
