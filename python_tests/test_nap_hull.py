@@ -355,6 +355,11 @@ class Centred(nn.Module):
         return x - x.mean(0, keepdim=True)
 
 
+class Narrow(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x.mean(1, keepdim=True, dtype=torch.float32)
+
+
 class Scaled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight * self.weight)
@@ -375,6 +380,7 @@ class Scaled(nn.Module):
         (Squares(), "layer '1' calls mul of two activations"),
         (nn.Sequential(nn.Linear(4, 4), nn.Tanh()), "layer '1.1' calls tanh"),
         (Centred(), "depends on the others of its batch|mixes them"),
+        (Narrow(), r"layer '1': the model converts activations to torch.float32 by itself \(mean\)"),
         (Scaled(), "layer '1': the model computes a weight by mul"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",

@@ -151,6 +151,10 @@ class Magnitudes(TorchFunctionMode):
         rule = _RULES.get(plain)
         if rule is not None:
             result = rule(self, func, *args, **kwargs)
+            if result.dtype != torch.float64:
+                raise NotImplementedError(
+                    f"the model converts activations to {result.dtype} by itself ({name})"
+                )
             in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
             return self._write(args[0], result) if in_place or kwargs.get("inplace") else result
         result = func(*args, **kwargs)
@@ -396,31 +400,12 @@ _RULES: dict[str, Rule] = {
 # Values are moved, copied or made, not computed.
 _MOVES = frozenset(
     {
-        *(
-            "view",
-            "view_as",
-            "reshape",
-            "reshape_as",
-            "flatten",
-            "unflatten",
-            "ravel",
-            "squeeze",
-            "unsqueeze",
-        ),
+        *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel"),
+        *("squeeze", "unsqueeze"),
         *("permute", "transpose", "swapaxes", "swapdims", "t", "movedim", "moveaxis", ".T", ".mT", "flip"),
         *("contiguous", "clone", "detach", "to", "type", "double", "float", "identity", "requires_grad_"),
-        *(
-            "expand",
-            "expand_as",
-            "repeat",
-            "tile",
-            "cat",
-            "concat",
-            "concatenate",
-            "stack",
-            "hstack",
-            "vstack",
-        ),
+        *("expand", "expand_as", "repeat", "tile"),
+        *("cat", "concat", "concatenate", "stack", "hstack", "vstack"),
         *("split", "chunk", "unbind", "narrow", "select", "__getitem__", "index_select", ".data", ".grad"),
         *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
         *("zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_empty"),
