@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -200,5 +201,8 @@ def _show(as_json: bool, values: Any, tables: Callable[[], Iterable[Any]]) -> No
         print(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False))
         return
     console = Console()
-    for table in tables():
-        console.print(table, highlight=False)
+    for shown in tables():
+        if isinstance(shown, Table):  # its own title would be broken at the table's width
+            console.print(f"[bold]{shown.title}[/]", highlight=False)
+            shown.title = None
+        console.print(shown, highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,11 @@ def load_model(source: str, images: Images, architecture: str | None, device: to
 
 
 def _exported(path: Path) -> nn.Module:
+    if not zipfile.is_zipfile(path):
+        raise NapError(f"{path}: cannot be read as an exported program (it is no archive)")
     try:
         return torch.export.load(path).module()
-    except (RuntimeError, ValueError, KeyError, OSError) as error:
+    except Exception as error:  # whatever part of the archive is broken
         raise NapError(f"{path}: cannot be read as an exported program ({error})") from error
 
 
