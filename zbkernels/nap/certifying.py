@@ -74,7 +74,7 @@ def images_json(radii: LocalLinearMap, rows: list[int], labels: list[int] | None
     """One object an image; distances that are infinite (no such boundary) are null."""
 
     def number(value: torch.Tensor) -> float | None:
-        return float(value) if bool(value.isfinite()) else None
+        return float(value) + 0.0 if bool(value.isfinite()) else None  # never -0.0
 
     return [
         {

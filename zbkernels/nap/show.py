@@ -193,6 +193,8 @@ def certificates(
         radii.lost
         or "Without biases each region is a cone: pattern and prediction also hold for every positive multiple."
     )
+    if bool((radii.l2.unit == 0).any()):
+        yield "A distance of 0: a unit's input is exactly 0 there, as over a blank border; try --vary nonzero."
     if hulls:
         yield _hulls(hulls)
 
@@ -200,9 +202,9 @@ def certificates(
 def _distances(radii: Radii, i: int) -> tuple[str, str, str]:
     other = int(radii.decision_class[i])
     return (
-        f"{float(radii.certified[i]):.4g}",
-        f"{float(radii.unit[i]):.4g}",
-        f"{float(radii.decision[i]):.4g}" + (f" ({other})" if other >= 0 else ""),
+        f"{radii.certified[i] + 0.0:.4g}",  # + 0.0: never "-0"
+        f"{radii.unit[i] + 0.0:.4g}",
+        f"{radii.decision[i] + 0.0:.4g}" + (f" ({other})" if other >= 0 else ""),
     )
 
 
