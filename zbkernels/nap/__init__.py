@@ -7,10 +7,20 @@ from zbkernels.nap.patterns import PatternReader, patterns
 from zbkernels.nap.piece import NotPiecewiseLinear
 from zbkernels.nap.record import record
 from zbkernels.nap.recording import Recording
+from zbkernels.nap.specification import (
+    Coverage,
+    Specification,
+    UnitCounts,
+    count_units,
+    coverage,
+    mine_specifications,
+)
 from zbkernels.nap.units import Call, Site, Units, find_units
+from zbkernels.nap.vnnlib import write_specification_vnnlib, write_vnnlib
 
 __all__ = [
     "Call",
+    "Coverage",
     "Inequalities",
     "Layer",
     "LocalLinearMap",
@@ -23,11 +33,18 @@ __all__ = [
     "RecordingError",
     "Region",
     "Site",
+    "Specification",
+    "UnitCounts",
     "Units",
     "certified_radius",
     "certify_hull",
+    "count_units",
+    "coverage",
     "find_units",
     "local_linear_map",
+    "mine_specifications",
     "patterns",
     "record",
+    "write_specification_vnnlib",
+    "write_vnnlib",
 ]

@@ -1,8 +1,8 @@
 """The affine piece of a piecewise-linear network: the network with each unit held as it is at an anchor.
 
 Where the held units are what the network itself would choose is the piece's region; ``held.py`` says which rows
-g(x) > 0 or g(x) >= 0 describe it. The prediction c, the first of the largest logits, adds f_c - f_j >= 0, strict for the j
-before c. Everything runs in float64, the weights as they are stored.
+g(x) > 0 or g(x) >= 0 describe it. The prediction c, the first of the largest logits, adds f_c - f_j >= 0, strict for
+the j before c. Everything runs in float64, the weights as they are stored.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from zbkernels.nap.held import Held, fused_windows, pool_windows
-from zbkernels.nap.rounding import Magnitudes, Rounding, grid_of
-from zbkernels.nap.unit_calls import geometry
+from zbkernels.nap.rounding import Magnitudes, Rounding
+from zbkernels.nap.unit_calls import function_name, geometry
 from zbkernels.nap.units import Call, Handler, Site, Units, check_visible
 from zbkernels.ops._conv_reference import _conv, _pool
 
@@ -37,17 +37,23 @@ class _Seen(Units):
         self.who = who
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function_name(func) == "batch_norm" and (
+            args[5] if len(args) > 5 else (kwargs or {}).get("training")
+        ):
+            self._refuse("batch_norm in training")  # before torch refuses a batch of one by another name
         try:
             result = super().__torch_function__(func, types, args, kwargs)
         except NotImplementedError as error:  # of ``Magnitudes``
             raise NotPiecewiseLinear(f"{self.who}: in layer {self._stack[-1]!r}: {error}") from error
         if self.unsupported:
-            layer = self._stack[-1] if self._stack else self.model._get_name()
-            raise NotPiecewiseLinear(
-                f"{self.who}: the model is not piecewise linear: layer {layer!r} calls {self.unsupported[0]}"
-                + _advice(self.unsupported[0])
-            )
+            self._refuse(self.unsupported[0])
         return result
+
+    def _refuse(self, function: str) -> None:
+        layer = self._stack[-1] if self._stack else self.model._get_name()
+        raise NotPiecewiseLinear(
+            f"{self.who}: the model is not piecewise linear: layer {layer!r} calls {function}{_advice(function)}"
+        )
 
 
 def _advice(function: str) -> str:
@@ -111,24 +117,25 @@ class Piece:
 
     def _look(self, units: str) -> None:
         """Run the model as it is: its results, and which activations only max pools read."""
-        self._slopes: dict[str, float] = {}
+        rectifiers: set[str] = set()
         pools: list[str] = []
 
         def note(site: Site, call: Call) -> Any:
             pool = call.args.get("pool", "none")
             if call.kind == "max_pool" or pool == "max":
                 pools.append(site.name)
-            elif pool == "none":
-                self._slopes[site.name] = call.args.get("negative_slope", 0.0)
+            elif pool == "none" and call.args.get("negative_slope", 0.0) == 0:
+                rectifiers.add(site.name)
             return call.run()
 
         seen = _Seen(self.who, self.model, note)
         self.outputs = self._call(seen, self.inputs)
-        self._deferred = seen.only_pooled & self._slopes.keys()
+        self._deferred = seen.only_pooled & rectifiers
         check_units(self.who, units, pools)
-        two = torch.cat([self.inputs[:1], -self.inputs[:1]])
-        alone = self._call(_Seen(self.who, self.model, lambda _, call: call.run()), two)[0]
-        if not _close(alone, self.outputs[0]):
+        # An input and another one, in either order, must not notice each other.
+        pair = torch.stack([self.inputs[0], 1 - self.inputs[0]])
+        one, other = (self._call(_Seen(self.who, self.model, _as_it_is), x) for x in (pair, pair.flip(0)))
+        if not (_close(one[:1], self.outputs[:1]) and _close(one, other.flip(0))):
             raise NotPiecewiseLinear(
                 f"{self.who}: the model's result for an input depends on the others of its batch"
             )
@@ -222,13 +229,13 @@ class Piece:
         layer: Callable[[Site, torch.Tensor, float, torch.Tensor | None], torch.Tensor],
         mode: Magnitudes | None,
     ) -> torch.Tensor:
-        """The model on x, each of its layers of units (max pool included) replaced by ``layer(site, z, slope, window)``."""
+        """The model on x, each layer of units (max pool included) replaced by ``layer(site, z, slope, window)``."""
 
         def handler(site: Site, call: Call) -> Any:
             args, slope, window, g = call.args, 1.0, None, None
             if args.get("return_indices") or call.function.endswith(("_nap", "_with_indices")):
                 raise NotPiecewiseLinear(
-                    f"{self.who}: {site.name!r} calls {call.function}, whose winners the model reads"
+                    f"{self.who}: {site.name!r} calls {call.function}, which the model reads"
                 )
             if call.kind == "conv_relu_pool":
                 g = geometry(args)
@@ -240,7 +247,7 @@ class Piece:
             elif call.kind == "max_pool":
                 z, window = call.input, pool_windows(args, call.input.shape[-2:], site.shape[-2:])
                 if call.source is not None and call.source.name in self._deferred:
-                    slope = self._slopes[call.source.name]
+                    slope = 0.0
             else:
                 z, slope = call.input, args.get("negative_slope", 0.0)
             if site.name in self._deferred:
@@ -256,10 +263,7 @@ class Piece:
             return _pool(y, g) if g is not None and g.pool == "avg" else y
 
         if mode:
-            grid = grid_of(x)
-            mode.track(
-                x, Rounding(grid=grid, span=0.0 if grid == float("inf") else float(x.abs().max()) / grid)
-            )
+            mode.track(x, Rounding.of_input(x))
         return self._call(_Seen(self.who, self.model, handler), x, mode)
 
     def _call(self, units: _Seen, x: torch.Tensor, mode: Magnitudes | None = None) -> torch.Tensor:
@@ -301,6 +305,10 @@ def check_inputs(who: str, x: Any) -> torch.Tensor:
     if not bool(torch.isfinite(x).all()):
         raise ValueError(f"{who}: expected finite inputs, got NaN or infinite values")
     return x.detach().to(torch.float64, copy=True)
+
+
+def _as_it_is(site: Site, call: Call) -> Any:
+    return call.run()
 
 
 def check_units(who: str, units: str, pools: list[str]) -> None:

@@ -1,21 +1,25 @@
 """How far a computed value can be from the exact one, for a whole network at once.
 
-A value that a network of matrix products computes is a sum over paths from the input, and on its path each product picks
-up at most K factors (1 + d), |d| <= u, whatever the order of the sums and whether multiply and add are fused (Higham,
-*Accuracy and Stability of Numerical Algorithms*, lemmas 3.1 and 3.5). So while the pattern of the units is held fixed,
+A value that a network of matrix products computes is a sum over paths from the input, and on its path each product
+picks up at most K factors (1 + d), |d| <= u, whatever the order of the sums and whether multiply and add are fused
+(Higham, *Accuracy and Stability of Numerical Algorithms*, lemmas 3.1 and 3.5). So while the pattern of the units is
+held fixed,
 
-    |computed - exact| <= gamma(K, u) * M + T,      gamma(K, u) = K u / (1 - K u),
+    |computed - exact| <= gamma(K) M + T,      gamma(K) = K u / (1 - K u),
 
-where M is the same network on magnitudes (|weights|, |biases|, |x|, the same units on) and T bounds what is lost below the
-range of normal numbers, flushed to 0 or not. :class:`Magnitudes` runs that network and counts K and T on the way. Where
-all values are multiples of one power of two and fit into the significand, they are computed exactly; it finds that too.
+where M is the same network on magnitudes (|weights|, |biases|, |x|, the same units on) and T bounds what is lost below
+the range of normal numbers, flushed to 0 or not. :class:`Magnitudes` runs that network and counts K and T on the way.
+Where all values are multiples of one power of two and fit into the significand, they are computed exactly; it finds
+that too.
 
-It holds for sums of products in any order: torch's and this package's direct kernels. Winograd's, FFT's and TF32's roundings
-are not covered: use ``zb.set_conv_precision("highest")`` for the values (signatures are always of direct sums).
+This holds for sums of products in any order: torch's and this package's direct kernels. Of Winograd's, the FFT's and
+TF32's rounding nothing is said: ``zb.set_conv_precision("highest")`` makes the fused layers' values direct sums
+(their signatures always are).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +29,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from zbkernels.nap.unit_calls import function_name
+from zbkernels.ops._conv_reference import _conv, _pool
+from zbkernels.ops._geometry import Geometry
 
 
 def gamma(k: int, dtype: torch.dtype) -> float:
@@ -42,12 +48,20 @@ class Rounding:
         underflow: T over the smallest normal number of the dtype.
         grid: a power of two that divides every value exactly; 0 where there is none to speak of.
         span: the largest magnitude met so far over the grid it was on.
+        largest: the largest magnitude met so far.
     """
 
     factors: int = 0
     underflow: float = 0.0
     grid: float = 0.0
     span: float = 0.0
+    largest: float = 0.0
+
+    @staticmethod
+    def of_input(x: torch.Tensor) -> Rounding:
+        """Of given values, which nothing has rounded."""
+        grid, largest = grid_of(x), float(x.abs().max()) if x.numel() else 0.0
+        return Rounding(grid=grid, span=0.0 if grid == float("inf") else largest / grid, largest=largest)
 
     def exact_in(self, dtype: torch.dtype) -> bool:
         """Whether every value so far is a number of ``dtype``, so that nothing was rounded."""
@@ -71,6 +85,8 @@ class Rounding:
         """
         if not more and not anywhere and self.exact_in(dtype):
             return torch.zeros_like(magnitude)
+        if self.largest > torch.finfo(dtype).max / 2:  # could overflow
+            return torch.where(magnitude > 0, torch.inf, 0.0)
         # A magnitude of 0: each path has a factor 0, and the value is exactly 0 in any arithmetic.
         lost = 2 * (self.underflow + more) * torch.finfo(dtype).tiny
         return torch.where(magnitude > 0, self.relative(dtype, more) * magnitude + lost, 0.0)
@@ -82,13 +98,13 @@ def grid_of(t: torch.Tensor) -> float:
     if not t.numel():
         return float("inf")
     fraction, exponent = torch.frexp(t)
-    digits = torch.ldexp(fraction, torch.tensor(53)).long()
-    lowest = (digits & -digits).double()
-    return float(torch.ldexp(lowest, exponent - 53).min())
+    digits = (fraction * 2**53).long()
+    lowest = torch.frexp((digits & -digits).double()).exponent  # of the lowest bit, plus 1
+    return math.ldexp(1.0, int((exponent + lowest).min()) - 54)
 
 
 class Magnitudes(TorchFunctionMode):
-    """Runs an affine network on magnitudes: each constant it meets is taken by its absolute value, and subtraction adds.
+    """Runs an affine network on magnitudes: constants are taken by their absolute values, and subtraction adds.
 
     Enter it before :class:`zbkernels.nap.Units`, whose handler keeps the units fixed; :meth:`track` the input first.
 
@@ -112,7 +128,7 @@ class Magnitudes(TorchFunctionMode):
         """``t``, of which some values are ``slope`` times those of a tensor with this rounding, is tracked."""
         if slope in (0.0, 1.0):
             return self.track(t, source)
-        return self._result(t, source, 2, slope, grid_of(torch.tensor(slope)))
+        return self._result(t, source, 2, 1.0, _grid(slope))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -151,7 +167,7 @@ class Magnitudes(TorchFunctionMode):
         """``target`` takes the values of ``result``; whatever shares its memory takes at least its rounding."""
         target.copy_(result)
         place = target.untyped_storage().data_ptr()
-        for t in [t for t in self._known.keys() if t.untyped_storage().data_ptr() == place]:
+        for t in [t for t in self._known if t.untyped_storage().data_ptr() == place]:
             self.track(t, self._merge([t, result]))
         return self.track(target, self._merge([target, result]))
 
@@ -162,6 +178,7 @@ class Magnitudes(TorchFunctionMode):
             max(r.underflow for r in each),
             min(r.grid for r in each),
             max(r.span for r in each),
+            max(r.largest for r in each),
         )
 
     def _result(
@@ -181,11 +198,10 @@ class Magnitudes(TorchFunctionMode):
         """
         # inf · inf = inf: a tensor of zeros is on every grid
         on = min(source.grid * grid, shift) if source.grid and grid else 0.0
-        largest = float(t.max()) if t.numel() else 0.0
-        span = max(source.span, largest / on) if on else float("inf")
-        return self.track(
-            t, Rounding(source.factors + terms, source.underflow * weight + 2 * terms + 2, on, span)
-        )
+        top = float(t.max()) if t.numel() else 0.0
+        lost = source.underflow * weight + 2 * terms + 2
+        span = max(source.span, top / on) if on else float("inf")
+        return self.track(t, Rounding(source.factors + terms, lost, on, span, max(source.largest, top)))
 
     # One rule for each family of functions; the parameters are the function's own, in order.
 
@@ -239,10 +255,9 @@ class Magnitudes(TorchFunctionMode):
         total = _magnitude(operands[0], self) + _magnitude(operands[1], self)
         data = [t for t in (input, other) if isinstance(t, torch.Tensor) and t in self._known]
         shift = min((_grid(t) for t in (input, other) if not any(t is d for d in data)), default=float("inf"))
-        source = self._merge(data)
-        both = sum(self.of(t).underflow for t in data)
-        exact = grid_of(torch.tensor(float(alpha)))
-        return self._result(total, replace(source, underflow=both), 1 + (alpha != 1), 1.0, exact, shift)
+        source = replace(self._merge(data), underflow=sum(self.of(t).underflow for t in data))
+        by = min(1.0, _grid(alpha))
+        return self._result(total, source, 1 + (alpha != 1), max(1.0, abs(alpha)), by, shift * by)
 
     def _mul(self, func: Any, input: Any, other: Any) -> torch.Tensor:
         x, c = (input, other) if isinstance(input, torch.Tensor) and input in self._known else (other, input)
@@ -253,11 +268,10 @@ class Magnitudes(TorchFunctionMode):
     def _div(self, func: Any, input: torch.Tensor, other: Any) -> torch.Tensor:
         self._constants("div", other)
         divisor = torch.as_tensor(other, dtype=torch.float64, device=input.device)
-        return self._mul(torch.mul, input, 1 / divisor) if _powers(divisor) else self.track(
-            input / divisor.abs(),
-            replace(self.of(input), factors=self.of(input).factors + 2, grid=0.0,
-                    underflow=self.of(input).underflow * float((1 / divisor.abs()).max()) + 2),
-        )  # fmt: skip
+        if _powers(divisor):
+            return self._mul(torch.mul, input, 1 / divisor)
+        source = replace(self.of(input), grid=0.0)
+        return self._result(input / divisor.abs(), source, 2, float((1 / divisor.abs()).max()), 1.0)
 
     def _neg(self, func: Any, input: torch.Tensor) -> torch.Tensor:
         return self.track(input.clone(), self.of(input))
@@ -274,10 +288,10 @@ class Magnitudes(TorchFunctionMode):
 
     def _avg_pool(self, func: Any, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         result = func(input, *args, **kwargs)
-        # Of a window no more is known here than that it is not larger than the map.
+        # Of an adaptive window no more is known here than that it is not larger than the map.
         terms = input.shape[-1] * input.shape[-2]
         size = args[0] if args else kwargs.get("kernel_size", kwargs.get("output_size"))
-        if function_name(func) == "avg_pool2d":
+        if function_name(func) not in ("adaptive_avg_pool2d", "_adaptive_avg_pool2d"):
             kernel = size if isinstance(size, (tuple, list)) else (size, size)
             terms = min(terms, kernel[0] * kernel[-1])
         return self._result(result, replace(self.of(input), grid=0.0), terms + 2, 1.0, 1.0)
@@ -294,6 +308,30 @@ class Magnitudes(TorchFunctionMode):
         shape = (1, -1, *(1,) * (input.dim() - 2))
         result = input * scale.view(shape) + shift.view(shape)
         return self._result(result, replace(self.of(input), grid=0.0), 10, float(scale.max()), 1.0)
+
+    def _pad(
+        self, func: Any, input: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None
+    ) -> torch.Tensor:
+        source = self.of(input)
+        if value:
+            source = replace(
+                source, grid=min(source.grid, _grid(value)), largest=max(source.largest, abs(value))
+            )
+        return self.track(torch.nn.functional.pad(input, pad, mode, abs(value) if value else None), source)
+
+    def _fused_linear(
+        self, func: Any, x: torch.Tensor, weight: torch.Tensor, negative_slope: float
+    ) -> torch.Tensor:
+        """Of slope 1, which is no unit."""
+        return self._linear(torch.nn.functional.linear, x, weight)
+
+    def _fused_conv(
+        self, func: Any, x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Of slope 1 and without a max pool, which is no unit."""
+        g = Geometry.of("conv_relu_pool2d", *args, **kwargs)
+        y = self._conv(lambda x, weight, bias: _conv(x, weight, g), x, weight)
+        return self._avg_pool(lambda y, kernel: _pool(y, g), y, g.pool_kernel) if g.pool == "avg" else y
 
     def _dropout(
         self, func: Any, input: torch.Tensor, p: float = 0.5, training: bool = True, *args: Any, **kwargs: Any
@@ -350,15 +388,42 @@ _RULES: dict[str, Rule] = {
     "batch_norm": Magnitudes._batch_norm,
     "dropout": Magnitudes._dropout,
     "dropout2d": Magnitudes._dropout,
+    **dict.fromkeys(("pad", "constant_pad_nd"), Magnitudes._pad),
+    "zb::linear_relu": Magnitudes._fused_linear,
+    "zb::conv_relu_pool2d": Magnitudes._fused_conv,
 }
 
-# Values are moved, copied or made, not computed. (A pad's value other than 0 is a bias: ``Piece`` sees it at the input 0.)
+# Values are moved, copied or made, not computed.
 _MOVES = frozenset(
-    """
-    view view_as reshape reshape_as flatten unflatten ravel permute transpose swapaxes swapdims t movedim moveaxis
-    contiguous clone detach to type double float squeeze unsqueeze expand expand_as repeat tile cat concat concatenate
-    stack hstack vstack split chunk unbind narrow select flip pad constant_pad_nd pixel_shuffle pixel_unshuffle
-    channel_shuffle __getitem__ index_select zeros_like ones_like new_zeros new_ones new_empty empty_like identity
-    requires_grad_ zeros ones empty full tensor as_tensor
-    """.split()
-) | {".T", ".mT", ".data", ".grad"}
+    {
+        *(
+            "view",
+            "view_as",
+            "reshape",
+            "reshape_as",
+            "flatten",
+            "unflatten",
+            "ravel",
+            "squeeze",
+            "unsqueeze",
+        ),
+        *("permute", "transpose", "swapaxes", "swapdims", "t", "movedim", "moveaxis", ".T", ".mT", "flip"),
+        *("contiguous", "clone", "detach", "to", "type", "double", "float", "identity", "requires_grad_"),
+        *(
+            "expand",
+            "expand_as",
+            "repeat",
+            "tile",
+            "cat",
+            "concat",
+            "concatenate",
+            "stack",
+            "hstack",
+            "vstack",
+        ),
+        *("split", "chunk", "unbind", "narrow", "select", "__getitem__", "index_select", ".data", ".grad"),
+        *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+        *("zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_empty"),
+        *("zeros", "ones", "empty", "full", "tensor", "as_tensor"),
+    }
+)
