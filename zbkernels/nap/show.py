@@ -175,19 +175,13 @@ def certificates(
 ) -> Shown:
     table = _table(
         f"{title}: distance within which pattern and prediction are certain",
-        "image", "label", "prediction", "L2 certified", "to a unit", "to a class", "L∞ certified", "to a unit",
-        "to a class", "nearest unit (L2)",
+        "image", "label", "prediction", "norm", "certified", "to a unit", "to a class", "nearest unit",
         left=0,
     )  # fmt: skip
     for i, row in enumerate(rows):
-        table.add_row(
-            str(row),
-            "-" if labels is None else str(labels[i]),
-            str(int(radii.predictions[i])),
-            *_distances(radii.l2, i),
-            *_distances(radii.linf, i),
-            escape(radii.l2.unit_name[i]),
-        )
+        label, prediction = "-" if labels is None else str(labels[i]), str(int(radii.predictions[i]))
+        table.add_row(str(row), label, prediction, "L2", *_distances(radii.l2, i))
+        table.add_row("", "", "", "L∞", *_distances(radii.linf, i))
     yield table
     yield escape(
         radii.lost
@@ -199,12 +193,13 @@ def certificates(
         yield _hulls(hulls)
 
 
-def _distances(radii: Radii, i: int) -> tuple[str, str, str]:
+def _distances(radii: Radii, i: int) -> tuple[str, ...]:
     other = int(radii.decision_class[i])
     return (
         f"{radii.certified[i] + 0.0:.4g}",  # + 0.0: never "-0"
         f"{radii.unit[i] + 0.0:.4g}",
         f"{radii.decision[i] + 0.0:.4g}" + (f" ({other})" if other >= 0 else ""),
+        escape(radii.unit_name[i]),
     )
 
 
