@@ -50,7 +50,9 @@ def winners(args: Arguments, rectified: bool) -> tuple[torch.Tensor, torch.Tenso
     j = (index % x.shape[-1] - first_column) // steps[1]
     some = y > 0 if rectified else ~y.isnan()
     codes = 1 + i * _kernel(args)[1] + j
-    small = torch.uint8 if window_positions(args) <= 255 else torch.int64  # an eighth of the memory to go through
+    small = (
+        torch.uint8 if window_positions(args) <= 255 else torch.int64
+    )  # an eighth of the memory to go through
     return codes.to(small).mul_(some), y, index
 
 
