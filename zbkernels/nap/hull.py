@@ -26,7 +26,7 @@ from zbkernels.nap.piece import Piece, check_inputs
 from zbkernels.nap.rounding import Rounding
 
 KINDS = ("cone", "hull")
-_BUDGET = 2**24  # numbers of float64 in one evaluation: 128 MiB
+_BUDGET = 2**20  # numbers of float64 in one evaluation: 8 MiB
 _DTYPES = (torch.float32, torch.float64)
 
 
@@ -38,25 +38,23 @@ class NotCertified(ValueError):
 class Margin:
     """How far the vertices are from where rounding in ``dtype`` could change a unit or the prediction.
 
-    A row g of magnitude M (``rounding.py``) is safe at an input where g > gamma(K) M + T. g is linear in the weights of
-    a combination and M at most that, so what holds at each vertex holds at every combination, computed in ``dtype`` in
-    any order. K counts 2 n + 2 roundings for the combination of n vertices, whose weights sum to 1 up to rounding.
+    A row g is safe at an input where it is more than e, the most by which its computed value can be off
+    (``errors.py``). g is linear in the weights of a combination and e at most that, so what holds at each vertex holds
+    at every combination. e counts 2 n + 2 roundings for the combination of n vertices, whose weights sum to 1 up to
+    rounding.
 
     Attributes:
         dtype: of weights, inputs and sums.
-        factors: the largest K of a row.
-        relative: the least g / M over vertices and rows (but rows that are 0 however they are rounded).
-        required: the largest gamma(K).
-        holds: whether each row of each vertex is safe: then the network computed in ``dtype`` by direct sums in any
-            order keeps pattern and prediction at every combination whose weights sum to 1.
+        relative: the least g / e over vertices and rows (but rows that are 0 however they are rounded).
+        holds: whether each row of each vertex is safe (``relative`` is above 1, errors of g itself taken off): then
+            the network computed in ``dtype`` by direct sums in any order keeps pattern and prediction at every
+            combination whose weights sum to 1.
         scales: for a cone, between which sums of weights this holds too, so that nothing of weight is lost below the
             normal numbers, and nothing overflows; (1, 1) for a hull, and for a cone where ``holds`` is False.
     """
 
     dtype: torch.dtype
-    factors: int
     relative: float
-    required: float
     holds: bool
     scales: tuple[float, float]
 
@@ -134,14 +132,12 @@ class Region:
             raise ValueError(f"contains: expected dtype to hold each weight exactly, got {dtype}")
         rounded = 0 if dtype is None else int(not bool((points == points.to(dtype)).all()))  # x itself
         inside = torch.zeros(len(points), dtype=torch.bool, device=points.device)
-        for start, piece_points in _some(self._piece, points):
-            safe = torch.ones(len(piece_points), dtype=torch.bool, device=points.device)
-            for _, g, m, strict, rounding in _rows(self._piece, piece_points):
-                bound = rounding.bound(m, torch.float64)
-                if dtype is not None:
-                    bound = bound + rounding.bound(m, dtype, more=rounded)
-                safe &= _proved(g, m, strict, bound).all(1)
-            inside[start : start + len(piece_points)] = safe
+        for start, some in _some(self._piece, points):
+            safe = torch.ones(len(some), dtype=torch.bool, device=points.device)
+            for row in _rows(self._piece, some, {} if dtype is None else {dtype: rounded}):
+                error = row.error if dtype is None else row.error + row.rounded[dtype][0]
+                safe &= _proved(row.g, row.strict, error).all(1)
+            inside[start : start + len(some)] = safe
         if within != "region":
             if tolerance is None:
                 tolerance = (len(self.vertices) + 2) * torch.finfo(x.dtype).eps
@@ -218,11 +214,39 @@ def certify_hull(
     kind = kind or ("hull" if piece.bias else "cone")
     tallies = {dtype: _Tally(dtype, len(vertices)) for dtype in _DTYPES if piece.fits(dtype)}
     for start, points in _some(piece, vertices):
-        for layer, g, m, strict, rounding in _rows(piece, points):
-            _check_vertices(piece, start, layer, g, m, strict, rounding)
+        for row in _rows(piece, points, {dtype: tally.more for dtype, tally in tallies.items()}):
+            _check_vertices(piece, start, row)
             for tally in tallies.values():
-                tally.add(g, m, rounding)
+                tally.add(row)
     return Region(piece, vertices, kind, {dtype: tally.margin(kind) for dtype, tally in tallies.items()})
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One layer of rows at T points of the first anchor's piece.
+
+    Attributes:
+        g: [T, rows]; ``strict``: bool [rows].
+        error: by how much g can be off as float64 computed it, [T, rows].
+        rounded: for each dtype by how much it can be off there, and what is known of the values.
+    """
+
+    layer: int
+    g: torch.Tensor
+    strict: torch.Tensor
+    error: torch.Tensor
+    rounded: dict[torch.dtype, tuple[torch.Tensor, Rounding]]
+
+
+def _rows(piece: Piece, points: torch.Tensor, dtypes: dict[torch.dtype, int]) -> Iterator[_Row]:
+    """Args: ``dtypes``, each with the roundings of the points themselves."""
+    points = points.unsqueeze(0)
+    values, _ = piece.values(points)
+    errors = piece.errors(points, torch.float64)
+    rounded = {dtype: piece.errors(points, dtype, more=more) for dtype, more in dtypes.items()}
+    for layer, (g, strict) in enumerate(zip(values, piece.strict, strict=True)):
+        others = {dtype: (each[layer][0][0], each[layer][1]) for dtype, each in rounded.items()}
+        yield _Row(layer, g[0], strict[0], errors[layer][0][0], others)
 
 
 class _Tally:
@@ -230,39 +254,26 @@ class _Tally:
 
     def __init__(self, dtype: torch.dtype, vertices: int) -> None:
         self.dtype, self.more = dtype, 2 * vertices + 2
-        self.factors, self.relative, self.required, self.holds = 0, float("inf"), 0.0, True
-        self.least, self.largest = 0.0, 0.0
+        self.relative, self.holds, self.least, self.largest = float("inf"), True, 0.0, 0.0
 
-    def add(self, g: torch.Tensor, m: torch.Tensor, rounding: Rounding) -> None:
-        live = m > 0
+    def add(self, row: _Row) -> None:
+        error, known = row.rounded[self.dtype]
+        self.largest = max(self.largest, known.largest)
+        live = error > 0
         if not bool(live.any()):
             return
-        g, m = g[live], m[live]
-        required = rounding.relative(self.dtype, self.more)
-        lost = 2 * (rounding.underflow + self.more) * torch.finfo(self.dtype).tiny
-        slack = g - rounding.bound(m, torch.float64) - required * m
-        self.factors = max(self.factors, rounding.factors + self.more)
-        self.relative = min(self.relative, float((g / m).min()))
-        self.required = max(self.required, required)
-        self.holds &= bool((slack > lost).all())
+        g, error = row.g[live], error[live]
+        slack = g - row.error[live] - error
+        lost = 2 * known.underflow * torch.finfo(self.dtype).tiny
+        self.relative = min(self.relative, float((g / error).min()))
+        self.holds &= bool((slack > 0).all())
         self.least = max(self.least, float((lost / slack.clamp(min=0)).max()))
-        self.largest = max(self.largest, rounding.largest)
 
     def margin(self, kind: str) -> Margin:
         room = torch.finfo(self.dtype).max / 2 / self.largest if self.largest else float("inf")
         holds = self.holds and room >= 1
         scales = (self.least, room) if kind == "cone" and holds else (1.0, 1.0)
-        return Margin(self.dtype, self.factors, self.relative, self.required, holds, scales)
-
-
-Layer = tuple[int, torch.Tensor, torch.Tensor, torch.Tensor, Rounding]
-
-
-def _rows(piece: Piece, points: torch.Tensor) -> Iterator[Layer]:
-    """(layer, g [T, rows], magnitudes [T, rows], strict [rows], rounding) at points of the first anchor's piece."""
-    values, _ = piece.values(points.unsqueeze(0))
-    for layer, (m, rounding) in enumerate(piece.magnitudes(points.unsqueeze(0))):
-        yield layer, values[layer][0], m[0], piece.strict[layer][0], rounding
+        return Margin(self.dtype, self.relative, holds, scales)
 
 
 def _some(piece: Piece, points: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -271,36 +282,27 @@ def _some(piece: Piece, points: torch.Tensor) -> Iterator[tuple[int, torch.Tenso
         yield start, points[start : start + count]
 
 
-def _proved(g: torch.Tensor, m: torch.Tensor, strict: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Where the row certainly holds, its value being within ``bound`` of g. A magnitude of 0 makes an exact 0."""
-    return torch.where(strict, g > bound, (g >= bound) | (m == 0))
+def _proved(g: torch.Tensor, strict: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    """Where the row certainly holds, its value being within ``error`` of g."""
+    return torch.where(strict, g > error, g >= error)
 
 
-def _check_vertices(
-    piece: Piece,
-    start: int,
-    layer: int,
-    g: torch.Tensor,
-    m: torch.Tensor,
-    strict: torch.Tensor,
-    rounding: Rounding,
-) -> None:
-    bound = rounding.bound(m, torch.float64)
-    bad = ~_proved(g, m, strict, bound)
+def _check_vertices(piece: Piece, start: int, rows: _Row) -> None:
+    bad = ~_proved(rows.g, rows.strict, rows.error)
     if not bool(bad.any()):
         return
-    fails = torch.where(strict, g <= -bound, g < -bound)
+    fails = torch.where(rows.strict, rows.g <= -rows.error, rows.g < -rows.error)
     at, row = (fails if bool(fails.any()) else bad).nonzero()[0].tolist()
-    which = piece.describe(layer, row)
+    which = piece.describe(rows.layer, row)
     if bool(fails.any()):
-        what = "predictions" if layer == len(piece.strict) - 1 else "patterns"
+        what = "predictions" if rows.layer == len(piece.strict) - 1 else "patterns"
         raise NotCertified(
             f"{piece.who}: expected inputs of one pattern and one prediction, but inputs 0 and {start + at} have other "
             f"{what}: {which} differs"
         )
     raise NotCertified(
         f"{piece.who}: input {start + at} is too near to a boundary to tell its pattern or prediction: {which} is "
-        f"{float(g[at, row]):.3g} from it, and float64 can be off by {float(bound[at, row]):.3g}"
+        f"{float(rows.g[at, row]):.3g} from it, and float64 can be off by {float(rows.error[at, row]):.3g}"
     )
 
 

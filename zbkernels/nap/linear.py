@@ -16,9 +16,12 @@ import torch
 from torch import nn
 
 from zbkernels.nap.piece import NotPiecewiseLinear, Piece, check_inputs
+from zbkernels.nap.rounding import gamma
 
 NORMS = (2, float("inf"))
-_BUDGET = 2**24  # numbers of float64 in one push: 128 MiB
+_BUDGET = (
+    2**20
+)  # numbers of float64 in one push, 8 MiB: 2.2 times as fast as 128 MiB for a CNN (one core of an EPYC)
 
 
 @dataclass(frozen=True)
@@ -250,22 +253,26 @@ class _Bounds(NamedTuple):
 
 
 def _bounds(piece: Piece, varies: torch.Tensor, dtype: torch.dtype | None) -> _Bounds:
-    """The errors of a row's entries add up to at most gamma(K) times its magnitude at the vector of ones, and so does
-    their norm; an entry is the difference of two values where there is a bias. In the ball of radius r around x the
-    magnitude is at most that of x and r times that of ones (without the biases)."""
+    """The errors of a row's entries add up to at most gamma(K) times its magnitude at the vector of ones, K the
+    roundings on a path, and so does their norm; an entry is the difference of two values where there is a bias. In the
+    ball of radius r around x a value's error is at most that at x and gamma(K) r times the magnitude at ones, without
+    the biases."""
     x = piece.inputs
     ones = varies.view_as(x).double()
     count = varies.sum(1, keepdim=True)
-    at_x = piece.magnitudes(x.unsqueeze(1))
-    around = piece.magnitudes(torch.stack([torch.zeros_like(x), ones], 1))
+    around = piece.magnitudes(torch.stack([x, torch.zeros_like(x), ones], 1))
+    errors = piece.errors(x.unsqueeze(1), torch.float64)
+    rounded = None if dtype is None else piece.errors(x.unsqueeze(1), dtype, grid=False)
     layers = []
-    for (m, rounding), (both, _) in zip(at_x, around, strict=True):
-        at, zero, one = m[:, 0], both[:, 0], both[:, 1]
-        error = rounding.bound(at, torch.float64)
-        spread = rounding.relative(torch.float64) * (one + 2 * count * zero)
-        if dtype is not None:
-            error = error + rounding.bound(at, dtype, anywhere=True)
-            spread = spread + torch.where(one > zero, rounding.relative(dtype) * (one - zero), 0.0)
+    for i, (m, known) in enumerate(around):
+        at, zero, one = m.unbind(1)
+        error = errors[i][0][:, 0]
+        spread = gamma(known.factors, torch.float64) * (1 + 1e-9) * (one + 2 * count * zero)
+        if dtype is not None and rounded is not None:
+            error = error + rounded[i][0][:, 0]
+            spread = spread + torch.where(
+                one > zero, gamma(known.factors, dtype) * (1 + 1e-9) * (one - zero), 0.0
+            )
         layers.append((at, zero, error, spread))
     return _Bounds(*(torch.cat(each, 1) for each in zip(*layers, strict=True)))
 

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from zbkernels.nap.errors import Errors
 from zbkernels.nap.held import Held, fused_windows, pool_windows
-from zbkernels.nap.rounding import Magnitudes, Rounding
+from zbkernels.nap.rounding import Rounding
 from zbkernels.nap.unit_calls import function_name, geometry
 from zbkernels.nap.units import Call, Handler, Site, Units, check_visible
 from zbkernels.ops._conv_reference import _conv, _pool
@@ -43,7 +44,7 @@ class _Seen(Units):
             self._refuse("batch_norm in training")  # before torch refuses a batch of one by another name
         try:
             result = super().__torch_function__(func, types, args, kwargs)
-        except NotImplementedError as error:  # of ``Magnitudes``
+        except NotImplementedError as error:  # of ``Errors``
             raise NotPiecewiseLinear(f"{self.who}: in layer {self._stack[-1]!r}: {error}") from error
         if self.unsupported:
             self._refuse(self.unsupported[0])
@@ -164,17 +165,40 @@ class Piece:
         ``points[b]`` go through the piece of anchor b, inside its region or not.
         """
         rows: list[torch.Tensor] = []
-        outputs = self._through(points, lambda held, z, _: rows.append(held.rows(z)), None)
+        outputs = self._through(points, lambda held, z: rows.append(held.rows(z)), None)
         rows.append(outputs.gather(2, self._predicted(points)) - outputs)
         return rows, outputs
 
     def magnitudes(self, points: torch.Tensor) -> list[tuple[torch.Tensor, Rounding]]:
-        """(magnitudes [B, T, rows], how they bound the rounding) of each layer of rows at |``points``|."""
+        """(magnitudes [B, T, rows], what is known of the values behind) of each layer of rows at |``points``|."""
+        return self._bounded(points, Errors(None), 0)
+
+    def errors(
+        self, points: torch.Tensor, dtype: torch.dtype, *, more: int = 0, grid: bool = True
+    ) -> list[tuple[torch.Tensor, Rounding]]:
+        """(by how much rows can be off [B, T, rows], what is known of the values behind) of each layer at ``points``.
+
+        Args:
+            dtype: in which the model is computed.
+            more: roundings of the points themselves.
+            grid: find out where values are exact; False to have bounds for all inputs of these magnitudes.
+        """
+        # A row is a difference, rounded once more in float64, where only its sign is asked for.
+        return [
+            (e * (1 + 1e-12), known) for e, known in self._bounded(points, Errors(dtype, grid=grid), more)
+        ]
+
+    def _bounded(self, points: torch.Tensor, mode: Errors, more: int) -> list[tuple[torch.Tensor, Rounding]]:
         rows: list[tuple[torch.Tensor, Rounding]] = []
-        mode = Magnitudes()
-        outputs = self._through(points.abs(), lambda held, z, r: rows.append((held.magnitudes(z), r)), mode)
+
+        def visit(held: Held, z: torch.Tensor, known: Rounding) -> None:
+            rows.append((held.magnitudes(z), known))
+
+        self._through(points, visit, mode, more)
+        last, known = self._last
+        last = last.unflatten(0, points.shape[:2])
         predicted = self._predicted(points)
-        rows.append(((outputs.gather(2, predicted) + outputs).scatter(2, predicted, 0.0), self._last))
+        rows.append(((last.gather(2, predicted) + last).scatter(2, predicted, 0.0), known))
         return rows
 
     def describe(self, layer: int, row: int) -> str:
@@ -197,11 +221,10 @@ class Piece:
         return self.predictions[:, None, None].expand(-1, points.shape[1], 1)
 
     def _through(
-        self,
-        points: torch.Tensor,
-        visit: Callable[[Held, torch.Tensor, Rounding], None],
-        mode: Magnitudes | None,
+        self, points: torch.Tensor, visit: Callable[..., None], mode: Errors | None, more: int = 0
     ) -> torch.Tensor:
+        """The held network's outputs [B, T, C]. ``visit(held, z)`` sees each layer's pre-activations [B, T, ...];
+        with a mode ``visit(held, their errors or magnitudes, what is known of them)``."""
         batch = points.shape[:2]
         left = iter(self._held)
 
@@ -211,14 +234,21 @@ class Piece:
                 raise NotPiecewiseLinear(
                     f"{self.who}: the model takes another path for other inputs, at {site.name!r}"
                 )
-            rounding = mode.of(z) if mode else Rounding()
             each = z.unflatten(0, batch)
-            visit(held, each, rounding)
             y = held.output(each).flatten(0, 1)
-            return mode.scaled(y, rounding, slope) if mode else y
+            if mode is None:
+                visit(held, each)
+                return y
+            known, error = mode.of(z), mode.error(z)
+            if error is None:  # magnitudes
+                visit(held, each, known)
+                return mode.activated(y, None, known, slope)
+            error = error.unflatten(0, batch)
+            visit(held, error, known)
+            return mode.activated(y, held.output(error).flatten(0, 1), known, slope)
 
         with torch.no_grad():
-            outputs = self._run(points.flatten(0, 1), go_on, mode)
+            outputs = self._run(points.flatten(0, 1), go_on, mode, more)
         if next(left, None) is not None:
             raise NotPiecewiseLinear(f"{self.who}: the model takes another path for other inputs")
         return outputs.unflatten(0, batch)
@@ -227,7 +257,8 @@ class Piece:
         self,
         x: torch.Tensor,
         layer: Callable[[Site, torch.Tensor, float, torch.Tensor | None], torch.Tensor],
-        mode: Magnitudes | None,
+        mode: Errors | None,
+        more: int = 0,
     ) -> torch.Tensor:
         """The model on x, each layer of units (max pool included) replaced by ``layer(site, z, slope, window)``."""
 
@@ -255,18 +286,22 @@ class Piece:
             with torch._C.DisableTorchFunction():
                 y = layer(site, z, slope, None if window is None else window.to(z.device))
                 if window is not None:
-                    shaped = y.unflatten(-1, site.shape[-2:])
-                    y = mode.track(shaped, mode.of(y)) if mode else shaped
+                    shaped, flat = y.unflatten(-1, site.shape[-2:]), y
+                    y = shaped
+                    if mode:
+                        error = mode.error(flat)
+                        error = None if error is None else error.unflatten(-1, site.shape[-2:])
+                        mode.track(y, error, mode.of(flat))
             if args.get("inplace"):
                 with torch._C.DisableTorchFunction():
-                    y = mode._write(z, y) if mode else z.copy_(y)
+                    y = mode.write(z, y) if mode else z.copy_(y)
             return _pool(y, g) if g is not None and g.pool == "avg" else y
 
         if mode:
-            mode.track(x, Rounding.of_input(x))
+            x = mode.start(x, more)
         return self._call(_Seen(self.who, self.model, handler), x, mode)
 
-    def _call(self, units: _Seen, x: torch.Tensor, mode: Magnitudes | None = None) -> torch.Tensor:
+    def _call(self, units: _Seen, x: torch.Tensor, mode: Errors | None = None) -> torch.Tensor:
         with mode or nullcontext(), units:
             y = torch.func.functional_call(self.model, self._weights, (x,))
         if (
@@ -278,7 +313,8 @@ class Piece:
             got = f"{y.dtype} {list(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__
             raise ValueError(f"{self.who}: expected a model that returns logits [{x.shape[0]}, C], got {got}")
         if mode:
-            self._last = mode.of(y)
+            error = mode.error(y)
+            self._last = (y if error is None else error, mode.of(y))
         return y
 
 
