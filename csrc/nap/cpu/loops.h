@@ -13,7 +13,7 @@ struct RowLoops {
 };
 
 struct FrequencyLoops {
-  int64_t group_rows;
+  decltype(&portable::group_rows) group_rows;
   decltype(&portable::state_bytes) state_bytes;
   decltype(&portable::count_group) count_group;
   decltype(&portable::flush) flush;
@@ -42,7 +42,7 @@ inline RowLoops row_loops() {
 inline FrequencyLoops frequency_loops() {
 #define ZB_LOOPS(set)                                               \
   {                                                                 \
-    set::kGroupRows, set::state_bytes, set::count_group, set::flush \
+    set::group_rows, set::state_bytes, set::count_group, set::flush \
   }
 #if defined(__x86_64__)
   if (cpu_capability() == Capability::kAvx512) return ZB_LOOPS(avx512);
