@@ -40,6 +40,8 @@ constexpr int64_t kTileQueries = 4;  // that one pass over a tile serves
   /* distances[count] of one query to rows as they lie in memory */                                       \
   void row_distances(const uint64_t* query, const uint64_t* rows, int64_t stride, int64_t count,          \
                      int64_t words, int32_t* distances);                                                  \
+  /* set bits of words[count], which should lie in the first cache: how fast bits can be counted here */  \
+  int64_t count_bits(const uint64_t* words, int64_t count);                                               \
   /* bit j: distances[j] < limit, of kTileRows */                                                         \
   uint32_t below(const int32_t* distances, int32_t limit);
 
