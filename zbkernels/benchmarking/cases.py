@@ -211,7 +211,7 @@ class PatternCase:
 
     @property
     def counted_words(self) -> int:
-        """Words whose bits must be counted; what bounds distances. (Those of frequencies are not counted word by word.)"""
+        """Words whose bits must be counted; what bounds distances."""
         return self.n * self.m * self.words if self.mode in ("hamming", "topk") else 0
 
     @property

@@ -19,7 +19,7 @@ _PATTERNS = re.compile(r"(?P<n>\d+) of (?P<m>\d+)x(?P<f>\d+)(?:, k (?P<k>\d+))?"
 
 
 def cases_of(text: str, dtype: str) -> list[Case]:
-    """Every mode of the shape in words: forward, train and nap; pack, unpack, frequency and hash; or what is done with patterns.
+    """Every mode of the shape in words: forward, train and nap; or the ops on patterns that it describes.
 
     Raises:
         ValueError: it is not in the form of one of the suites.
