@@ -2,8 +2,8 @@
 #include "common/parallel.h"
 #include "nap/cpu/loops.h"
 
-// Counts the bits of 2048 words in the first cache, `repeats` times on each of torch's threads; returns how
-// many words were counted.
+// Counts the bits of 2048 words in the first cache, `repeats` times on each of torch's threads; returns
+// how many words were counted.
 extern "C" __attribute__((visibility("default"))) int64_t zb_cpu_count_bits(int64_t repeats) {
   const auto count_bits = zb::nap::distance_loops().count_bits;
   std::atomic<int64_t> words{0};
