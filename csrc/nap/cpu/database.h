@@ -1,4 +1,5 @@
-// Queries against a database, by tiles of rows that stay in the cache: what nap_hamming and nap_topk share.
+// Queries against a database, by tiles of rows that stay in the cache: what nap_hamming and nap_topk
+// share.
 #pragma once
 
 #include <algorithm>
@@ -31,12 +32,14 @@ class PackedQueries {
  public:
   PackedQueries(const DistanceLoops& loops, const Signatures& q, int64_t first, int64_t count, int64_t words)
       : stride_(words * loops.parts), parts_(loops.parts), groups_(ceil_div(count, kTileQueries)) {
-    static thread_local Arena memory;
     const int64_t size = groups_ * kTileQueries * stride_;
-    data_ = static_cast<uint64_t*>(memory.get(8 * std::max<int64_t>(size, 1)));
+    data_ = static_cast<uint64_t*>(memory().get(8 * std::max<int64_t>(size, 1)));
     for (int64_t i = 0; i < count; ++i) loops.pack_query(q.row(first + i), words, data_ + i * stride_);
-    std::fill(data_ + count * stride_, data_ + size, 0);
+    std::fill(data_ + count * stride_, data_ + size, uint64_t{0});
   }
+  PackedQueries(const PackedQueries&) = delete;
+  PackedQueries& operator=(const PackedQueries&) = delete;
+  ~PackedQueries() { memory().release(); }
   int64_t groups() const { return groups_; }
   int64_t stride() const { return stride_; }
   const uint64_t* at(int64_t group, int64_t word) const {
@@ -50,6 +53,11 @@ class PackedQueries {
   }
 
  private:
+  static Arena& memory() {
+    static thread_local Arena arena;
+    return arena;
+  }
+
   int64_t stride_, parts_, groups_;
   uint64_t* data_;
 };

@@ -18,17 +18,17 @@ constexpr int64_t kTileQueries = 4;  // that one pass over a tile serves
   /* hash[count][2] of rows `stride` words apart: zbkernels/ops/nap_hash.py says what it is */       \
   void hash_rows(const uint64_t* rows, int64_t stride, int64_t count, int64_t words, uint64_t* hash);
 
-// How often each bit is on. A group is kGroupRows rows of `words` words, dense; state is memory of
-// state_bytes(words), aligned to 64 bytes and zero at first. After at most kGroupsPerFlush groups, and at the
-// end, flush adds to counts[words][64] and leaves state zero.
-#define ZB_NAP_FREQUENCY_LOOPS                                         \
-  extern const int64_t kGroupRows;                                     \
-  int64_t state_bytes(int64_t words);                                  \
-  void count_group(const uint64_t* group, int64_t words, void* state); \
+// How often each bit is on. A group is group_rows(words) rows: dense where they are more than 16, else
+// any distance apart. state is memory of state_bytes(words), aligned to 64 bytes and zero at first.
+// After at most 255 groups, and at the end, flush adds to counts[words][64] and leaves state zero.
+#define ZB_NAP_FREQUENCY_LOOPS                                                        \
+  int64_t group_rows(int64_t words);                                                  \
+  int64_t state_bytes(int64_t words);                                                 \
+  void count_group(const uint64_t* rows, int64_t stride, int64_t words, void* state); \
   void flush(void* state, int64_t words, bool last, int64_t* counts);
 
-// Distances: bits that differ. What a tile and a packed query hold is for the loops to know: kParts words for
-// each word of a row.
+// Distances: bits that differ. What a tile and a packed query hold is for the loops to know: kParts
+// words for each word of a row.
 #define ZB_NAP_DISTANCE_LOOPS                                                                             \
   extern const int64_t kParts;                                                                            \
   /* tile[words][kTileRows][kParts], in some order, of `count` rows; the others are zeros */              \
@@ -40,6 +40,8 @@ constexpr int64_t kTileQueries = 4;  // that one pass over a tile serves
   /* distances[count] of one query to rows as they lie in memory */                                       \
   void row_distances(const uint64_t* query, const uint64_t* rows, int64_t stride, int64_t count,          \
                      int64_t words, int32_t* distances);                                                  \
+  /* set bits of words[count], which should lie in the first cache: how fast bits can be counted here */  \
+  int64_t count_bits(const uint64_t* words, int64_t count);                                               \
   /* bit j: distances[j] < limit, of kTileRows */                                                         \
   uint32_t below(const int32_t* distances, int32_t limit);
 

@@ -13,7 +13,7 @@ struct RowLoops {
 };
 
 struct FrequencyLoops {
-  int64_t group_rows;
+  decltype(&portable::group_rows) group_rows;
   decltype(&portable::state_bytes) state_bytes;
   decltype(&portable::count_group) count_group;
   decltype(&portable::flush) flush;
@@ -25,6 +25,7 @@ struct DistanceLoops {
   decltype(&portable::pack_query) pack_query;
   decltype(&portable::tile_distances) tile_distances;
   decltype(&portable::row_distances) row_distances;
+  decltype(&portable::count_bits) count_bits;
   decltype(&portable::below) below;
   const char *hamming, *topk;  // the kernels' names
 };
@@ -42,7 +43,7 @@ inline RowLoops row_loops() {
 inline FrequencyLoops frequency_loops() {
 #define ZB_LOOPS(set)                                               \
   {                                                                 \
-    set::kGroupRows, set::state_bytes, set::count_group, set::flush \
+    set::group_rows, set::state_bytes, set::count_group, set::flush \
   }
 #if defined(__x86_64__)
   if (cpu_capability() == Capability::kAvx512) return ZB_LOOPS(avx512);
@@ -53,10 +54,10 @@ inline FrequencyLoops frequency_loops() {
 }
 
 inline DistanceLoops distance_loops() {
-#define ZB_LOOPS(set, name)                                                                            \
-  {                                                                                                    \
-    set::kParts, set::pack_tile, set::pack_query, set::tile_distances, set::row_distances, set::below, \
-        "nap_hamming " name, "nap_topk " name                                                          \
+#define ZB_LOOPS(set, name)                                                                                 \
+  {                                                                                                         \
+    set::kParts, set::pack_tile, set::pack_query, set::tile_distances, set::row_distances, set::count_bits, \
+        set::below, "nap_hamming " name, "nap_topk " name                                                   \
   }
 #if defined(__x86_64__)
   if (has_vpopcntdq()) return ZB_LOOPS(vpopcntdq, "avx512 vpopcntdq");

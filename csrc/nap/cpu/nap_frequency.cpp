@@ -17,22 +17,23 @@ constexpr int64_t kLeastTask = 1 << 14;   // words that pay for a task's own cou
 void count_rows(const FrequencyLoops& loops, const uint64_t* rows, int64_t stride, int64_t count,
                 int64_t words, int64_t* counts) {
   static thread_local Arena state_memory, copy_memory;
-  const int64_t group_words = loops.group_rows * words;
+  const int64_t group_rows = loops.group_rows(words), group_words = group_rows * words;
   void* state = state_memory.get(loops.state_bytes(words));
   auto* copy = static_cast<uint64_t*>(copy_memory.get(8 * group_words));
   std::memset(state, 0, static_cast<size_t>(loops.state_bytes(words)));
   int64_t groups = 0;
-  for (int64_t n = 0; n < count; n += loops.group_rows) {
-    const uint64_t* group = rows + n * stride;
-    if (stride != words || count - n < loops.group_rows) {
-      const int64_t here = std::min(count - n, loops.group_rows);
+  const bool dense = stride == words || group_rows == 16;
+  for (int64_t n = 0; n < count; n += group_rows) {
+    const int64_t here = std::min(count - n, group_rows);
+    if (dense && here == group_rows) {
+      loops.count_group(rows + n * stride, stride, words, state);
+    } else {
       for (int64_t r = 0; r < here; ++r) {
         std::memcpy(copy + r * words, rows + (n + r) * stride, static_cast<size_t>(8 * words));
       }
-      std::memset(copy + here * words, 0, static_cast<size_t>(8 * (loops.group_rows - here) * words));
-      group = copy;
+      std::memset(copy + here * words, 0, static_cast<size_t>(8 * (group_rows - here) * words));
+      loops.count_group(copy, words, words, state);
     }
-    loops.count_group(group, words, state);
     if (++groups == kGroupsPerFlush) loops.flush(state, words, false, counts), groups = 0;
   }
   loops.flush(state, words, true, counts);
@@ -50,7 +51,7 @@ void frequency(const Rows& rows, const Tensor& any, Tensor& out) {
   const int64_t wanted = ceil_div(4 * thread_count(), blocks);
   const int64_t most = ceil_div(rows.N * std::min(rows.words, kBlockWords), kLeastTask);
   const int64_t runs = thread_count() == 1 ? 1 : std::max<int64_t>(1, std::min(wanted, most));
-  const int64_t run_rows = ceil_div(ceil_div(rows.N, runs), loops.group_rows) * loops.group_rows;
+  const int64_t run_rows = ceil_div(ceil_div(rows.N, runs), 128) * 128;
   std::mutex adding;
   parallel_tasks(rows.N > 0 ? blocks * runs : 0, [&](int64_t task) {
     const int64_t word = task / runs * kBlockWords, row = task % runs * run_rows;

@@ -1,5 +1,5 @@
-// nap_hamming on the CPU: tasks of some queries against some rows, by tiles of rows; distances.inc has the
-// loops.
+// nap_hamming on the CPU: tasks of some queries against some rows, by tiles of rows; distances.inc has
+// the loops.
 #include "common/register.h"
 #include "nap/cpu/database.h"
 

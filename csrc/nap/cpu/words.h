@@ -1,5 +1,6 @@
 // Vectors of 64-bit words as wide as the instruction set that the including file is compiled for, by the
-// compiler's own vector types. Included inside that file's namespace; everything here has internal linkage.
+// compiler's own vector types. Included inside that file's namespace; everything here has internal
+// linkage.
 #pragma once
 
 namespace {
