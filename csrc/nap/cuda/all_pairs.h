@@ -13,13 +13,13 @@ struct Table {
   int64_t first;
   int row_bits;
 
-  ZB_DEVICE Value of(uint32_t distance, int64_t row) const {
+  ZB_DEVICE Value of(int32_t distance, int64_t row) const {
     if constexpr (sizeof(Value) == 4) return distance;
     return static_cast<Value>(distance) << row_bits | static_cast<Value>(first + row);
   }
 };
 
-template <class Value, bool RESIDENT, bool PAIRS>
+template <class Value, int CHUNKS, bool PAIRS>
 __global__ void __launch_bounds__(kPairThreads, 3)
     distances_of_all(Signatures a, Signatures b, int64_t part_rows, Table<Value> table) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -30,11 +30,11 @@ __global__ void __launch_bounds__(kPairThreads, 3)
     // Neighbouring warps take the same rows of b.
     const int64_t first = item % groups * kTile, start = item / groups * part_rows;
     const int64_t last = start + part_rows < b.rows ? start + part_rows : b.rows;
-    Products<RESIDENT, PAIRS> products;
+    Products<CHUNKS, PAIRS> products;
     products.begin(a, first);
 #pragma unroll 1
     for (int64_t m0 = start; m0 < last; m0 += kTile) {
-      Distances found;
+      Relative found;
       products.tile(a, b, m0, found);
 #pragma unroll
       for (int h = 0; h < 4; ++h) {
@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(kPairThreads, 3)
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           const int64_t m = m0 + 8 * t + 2 * (lane % 4);
-          const cuda::Vector<Value, 2> two{table.of(found.of[t][h][0], m), table.of(found.of[t][h][1], m + 1)};
+          const auto value = [&](int c) { return table.of(products.a_bits(h) + found.of[t][h][c], m + c); };
+          const cuda::Vector<Value, 2> two{value(0), value(1)};
           if (whole && m + 1 < last) {
             cuda::store_vector(row + m, two);
           } else {
@@ -60,8 +61,8 @@ __global__ void __launch_bounds__(kPairThreads, 3)
 template <class Value>
 void all_pairs(const cuda::Place& place, const Signatures& a, const Signatures& b, const Table<Value>& table) {
   const int64_t part_rows = rows_of_a_part(place, a.rows, b.rows, 16 * kTile);
-  const auto kernel = kernel_for(a, b, [](auto resident, auto pairs) {
-    return distances_of_all<Value, decltype(resident)::value, decltype(pairs)::value>;
+  const auto kernel = kernel_for(a, b, [](auto chunks, auto pairs) {
+    return distances_of_all<Value, decltype(chunks)::value, decltype(pairs)::value>;
   });
   cuda::launch(place, "nap_hamming bit products", kernel,
                cuda::pieces(cuda::pieces(a.rows, kTile) * cuda::pieces(b.rows, part_rows), kPairWarps),

@@ -16,57 +16,68 @@
 namespace zb::nap {
 
 constexpr int kPairThreads = 128, kPairWarps = kPairThreads / 32;
-constexpr int kTile = 32;               // rows of each batch
-constexpr int kTiles = kTile / 8;       // products side by side
-constexpr int kChunk = 8;               // words that a warp multiplies with one load a row
-constexpr int kResidentChunks = 2;      // of rows of a, that registers hold
+constexpr int kTile = 32;         // rows of each batch
+constexpr int kTiles = kTile / 8;  // products side by side
+constexpr int kChunk = 8;         // words that a warp multiplies with one load a row
 
-// Distances of a warp's tile: lane l has rows l / 4 + 8·h of a, and rows 8·t + 2·(l % 4) + c of b.
-struct Distances {
-  uint32_t of[kTiles][4][2];  // [t][h][c]
+// |b| - 2 |a and b| of a warp's tile, which |a| makes a distance of: lane l has rows l / 4 + 8·h of a, and rows
+// 8·t + 2·(l % 4) + c of b.
+struct Relative {
+  int32_t of[kTiles][4][2];  // [t][h][c]
 };
 
-// RESIDENT: rows of a have at most 16 words, which are read once.
-template <bool RESIDENT, bool PAIRS>
+// CHUNKS: rows of a have no more than these, which are read once; 0: any number, read for each tile.
+template <int CHUNKS, bool PAIRS>
 class Products {
  public:
-  // Takes up rows first, … of a. The whole warp must call this and `tile`.
+  // Takes up rows first, … of a, of which those behind its last count as zeros. The whole warp must call this
+  // and `tile`.
   ZB_DEVICE void begin(const Signatures& a, int64_t first) {
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
       const int64_t n = first + 8 * h + lane_ / 4;
       row_[h] = n < a.rows ? a.data + n * a.row_step : nullptr;
     }
-    if constexpr (RESIDENT) {
+    if constexpr (CHUNKS > 0) {
 #pragma unroll
       for (int h = 0; h < 4; ++h) a_bits_[h] = 0;
 #pragma unroll
-      for (int chunk = 0; chunk < kResidentChunks; ++chunk) load(a, chunk, a_[chunk]);
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) load_a(a, chunk, a_[chunk]);
       join(a_bits_);
     }
   }
 
-  // Their distances to rows first, … of b; rows behind the last of b count as zeros.
-  ZB_DEVICE void tile(const Signatures& a, const Signatures& b, int64_t first, Distances& found) {
+  // Of row l / 4 + 8·h, after `tile`.
+  ZB_DEVICE int32_t a_bits(int h) const { return static_cast<int32_t>(a_bits_[h]); }
+
+  // Against rows first, … of b. What is found of rows behind its last is of no row.
+  ZB_DEVICE void tile(const Signatures& a, const Signatures& b, int64_t first, Relative& found) {
     uint32_t common[kTiles][2][4] = {}, b_bits[kTiles] = {};
     const uint64_t* column[kTiles];
+    const uint64_t* const own = b.data + (first + lane_ / 4) * b.row_step;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const int64_t m = first + 8 * t + lane_ / 4;
-      column[t] = m < b.rows ? b.data + m * b.row_step : nullptr;
-    }
-    if constexpr (RESIDENT) {
+    for (int t = 0; t < kTiles; ++t) column[t] = own + 8 * t * b.row_step;
+    if (first + kTile > b.rows) {
 #pragma unroll
-      for (int chunk = 0; chunk < kResidentChunks; ++chunk) {
-        if (chunk * kChunk < b.words) multiply(b, column, chunk, a_[chunk], common, b_bits);
+      for (int t = 0; t < kTiles; ++t) {
+        if (first + 8 * t + lane_ / 4 >= b.rows) column[t] = b.data;
       }
+    }
+    if constexpr (CHUNKS > 0) {
+      Pair<PAIRS> words[CHUNKS][kTiles];
+#pragma unroll
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) load_b(b, column, chunk, words[chunk]);
+#pragma unroll
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) multiply(a_[chunk], words[chunk], common, b_bits);
     } else {
 #pragma unroll
       for (int h = 0; h < 4; ++h) a_bits_[h] = 0;
 #pragma unroll 1
       for (int64_t chunk = 0; chunk * kChunk < b.words; ++chunk) {
-        load(a, chunk, a_[0]);
-        multiply(b, column, chunk, a_[0], common, b_bits);
+        Pair<PAIRS> words[kTiles];
+        load_a(a, chunk, a_[0]);
+        load_b(b, column, chunk, words);
+        multiply(a_[0], words, common, b_bits);
       }
       join(a_bits_);
     }
@@ -78,47 +89,48 @@ class Products {
         const uint32_t bits = __shfl_sync(cuda::kWholeWarp, b_bits[t], 4 * (2 * (lane_ % 4) + c));
 #pragma unroll
         for (int h = 0; h < 4; ++h)
-          found.of[t][h][c] = a_bits_[h] + bits - 2 * common[t][h / 2][h % 2 * 2 + c];
+          found.of[t][h][c] = static_cast<int32_t>(bits - 2 * common[t][h / 2][h % 2 * 2 + c]);
       }
     }
   }
 
  private:
-  // Words of one chunk of the four rows of a, and their bits.
-  ZB_DEVICE void load(const Signatures& a, int64_t chunk, Pair<PAIRS> (&to)[4]) {
-#pragma unroll
-    for (int h = 0; h < 4; ++h) {
-      to[h] = {};
-      if (row_[h]) to[h].load(a, row_[h], chunk * kChunk + 2 * (lane_ % 4));
-      a_bits_[h] += bits_of_pair(to[h]);
-    }
-  }
+  ZB_DEVICE int64_t word_of(int64_t chunk) const { return chunk * kChunk + 2 * (lane_ % 4); }
 
   ZB_DEVICE static uint32_t bits_of_pair(const Pair<PAIRS>& p) {
     return static_cast<uint32_t>(__popcll(p.v[0]) + __popcll(p.v[1]));
   }
 
-  ZB_DEVICE static void multiply(const Signatures& b, const uint64_t* const (&column)[kTiles], int64_t chunk,
-                                 const Pair<PAIRS> (&a)[4], uint32_t (&common)[kTiles][2][4],
-                                 uint32_t (&b_bits)[kTiles]) {
-    Pair<PAIRS> words[kTiles];
-    const int64_t word = chunk * kChunk + 2 * (static_cast<int>(threadIdx.x) % 4);
+  // Words of one chunk of the four rows of a, and their bits.
+  ZB_DEVICE void load_a(const Signatures& a, int64_t chunk, Pair<PAIRS> (&to)[4]) {
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      if (column[t]) words[t].load(b, column[t], word);
+    for (int h = 0; h < 4; ++h) {
+      to[h] = {};
+      if (row_[h]) to[h].load(a, row_[h], word_of(chunk));
+      a_bits_[h] += bits_of_pair(to[h]);
     }
+  }
+
+  ZB_DEVICE void load_b(const Signatures& b, const uint64_t* const (&column)[kTiles], int64_t chunk,
+                        Pair<PAIRS> (&to)[kTiles]) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) to[t].load(b, column[t], word_of(chunk));
+  }
+
+  ZB_DEVICE static void multiply(const Pair<PAIRS> (&a)[4], const Pair<PAIRS> (&b)[kTiles],
+                                 uint32_t (&common)[kTiles][2][4], uint32_t (&b_bits)[kTiles]) {
     const auto low = [](uint64_t v) { return static_cast<uint32_t>(v); };
     const auto high = [](uint64_t v) { return static_cast<uint32_t>(v >> 32); };
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      b_bits[t] += bits_of_pair(words[t]);
+      b_bits[t] += bits_of_pair(b[t]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
           const uint64_t upper = a[2 * m].v[j], lower = a[2 * m + 1].v[j];
           const uint32_t rows[4] = {low(upper), low(lower), high(upper), high(lower)};
-          cuda::count_common_bits(common[t][m], rows, low(words[t].v[j]), high(words[t].v[j]));
+          cuda::count_common_bits(common[t][m], rows, low(b[t].v[j]), high(b[t].v[j]));
         }
       }
     }
@@ -135,17 +147,21 @@ class Products {
 
   const int lane_ = static_cast<int>(threadIdx.x) % 32;
   const uint64_t* row_[4];
-  Pair<PAIRS> a_[RESIDENT ? kResidentChunks : 1][4];
+  Pair<PAIRS> a_[CHUNKS > 0 ? CHUNKS : 1][4];
   uint32_t a_bits_[4];
 };
 
-// Chooses the kernel for two batches: kernels<RESIDENT, PAIRS>.
+// Calls choose(CHUNKS, PAIRS), of integral constants, as two batches ask for it.
 template <class Choose>
 auto kernel_for(const Signatures& a, const Signatures& b, Choose&& choose) {
-  const bool pairs = in_pairs(a) && in_pairs(b);
-  if (b.words <= kResidentChunks * kChunk)
-    return pairs ? choose(std::true_type{}, std::true_type{}) : choose(std::true_type{}, std::false_type{});
-  return pairs ? choose(std::false_type{}, std::true_type{}) : choose(std::false_type{}, std::false_type{});
+  constexpr std::integral_constant<int, 0> any{};
+  constexpr std::integral_constant<int, 1> one{};
+  constexpr std::integral_constant<int, 2> two{};
+  constexpr std::true_type pairs{};
+  constexpr std::false_type words{};
+  if (!in_pairs(a) || !in_pairs(b)) return b.words <= 2 * kChunk ? choose(two, words) : choose(any, words);
+  if (b.words <= kChunk) return choose(one, pairs);
+  return b.words <= 2 * kChunk ? choose(two, pairs) : choose(any, pairs);
 }
 
 // How many rows of b one warp takes: parts enough that the device has several warps an SM to run, whole tiles.

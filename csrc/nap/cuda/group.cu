@@ -68,7 +68,7 @@ ZB_DEVICE bool equal_rows(const Signatures& sig, bool asks, int64_t n, int64_t m
 
 // Finds or makes the entry of each row: entry_of[n].
 template <bool PAIRS>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, PAIRS ? 4 : 3)
     insert_rows(Signatures sig, int lanes, Table table, int64_t* __restrict__ entry_of) {
   const int at_once = kThreads / lanes, own = static_cast<int>(threadIdx.x) / lanes;
   const int leader = static_cast<int>(threadIdx.x) % 32 / lanes * lanes;

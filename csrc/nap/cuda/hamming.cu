@@ -16,7 +16,7 @@ namespace {
 void hamming(const Pairs& p, const Tensor& a, const Tensor& b, Tensor& distances) {
   const cuda::Place place("nap_hamming", a);
   all_pairs(place, signatures(a), signatures(b),
-            Table<uint32_t>{static_cast<uint32_t*>(distances.mutable_data_ptr()), p.M, 0, 0});
+            Table<int32_t>{static_cast<int32_t*>(distances.mutable_data_ptr()), p.M, 0, 0});
   note_kernel("nap_hamming bit products");
 }
 

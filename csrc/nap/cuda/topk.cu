@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kMostShared = 99 * 1024;  // what every device from sm_80 on gives a block
 constexpr uint64_t kNone = INT64_MAX;      // behind all keys
-constexpr uint32_t kNoBound = 0xffffffffu;
+constexpr int32_t kNoBound = INT32_MAX;    // of distances
 
 // The rows of the database in parts. In a part a key is distance << number_bits | row - first row of the part.
 struct Split {
@@ -35,16 +35,16 @@ template <class Key>
 struct Lists {
   Key* keys;
   int* counts;
-  uint32_t* bounds;
+  int32_t* bounds;
   int room;  // keys of one query
 
   static size_t bytes(int k) {
-    return kTile * (static_cast<size_t>(k + kRoom) * sizeof(Key) + sizeof(int) + sizeof(uint32_t));
+    return kTile * (static_cast<size_t>(k + kRoom) * sizeof(Key) + sizeof(int) + sizeof(int32_t));
   }
   ZB_DEVICE Lists(unsigned char* memory, int k) : room(k + kRoom) {
     keys = reinterpret_cast<Key*>(memory);
     counts = reinterpret_cast<int*>(keys + kTile * room);
-    bounds = reinterpret_cast<uint32_t*>(counts + kTile);
+    bounds = reinterpret_cast<int32_t*>(counts + kTile);
   }
   ZB_DEVICE Key* of(int query) const { return keys + query * room; }
 };
@@ -55,14 +55,14 @@ ZB_DEVICE void cut(const Lists<Key>& lists, int query, int k, int number_bits) {
   const int count = cut_to_k(lists.of(query), lists.counts[query], k);
   if (threadIdx.x % 32 == 0) {
     lists.counts[query] = count;
-    if (count == k) lists.bounds[query] = static_cast<uint32_t>(lists.of(query)[k - 1] >> number_bits);
+    if (count == k) lists.bounds[query] = static_cast<int32_t>(lists.of(query)[k - 1] >> number_bits);
   }
   __syncwarp();
 }
 
 // keys [N, parts, k]: the nearest of each part, ascending, then kNone.
-template <class Key, bool RESIDENT, bool PAIRS>
-__global__ void __launch_bounds__(kPairThreads, 3)
+template <class Key, int CHUNKS, bool PAIRS>
+__global__ void __launch_bounds__(kPairThreads, PAIRS ? 3 : 2)
     nearest_of_parts(Signatures q, Signatures db, Split split, int k, size_t warp_bytes,
                      uint64_t* __restrict__ keys) {
   ZB_SHARED_MEMORY(unsigned char, memory);
@@ -75,29 +75,42 @@ __global__ void __launch_bounds__(kPairThreads, 3)
     // Neighbouring warps take the same part of the database.
     const int64_t first = item % groups * kTile, part = item / groups, start = part * split.part_rows;
     const int64_t last = start + split.part_rows < db.rows ? start + split.part_rows : db.rows;
-    Products<RESIDENT, PAIRS> products;
+    Products<CHUNKS, PAIRS> products;
     products.begin(q, first);
     lists.counts[lane] = 0;
-    lists.bounds[lane] = first + lane < q.rows ? kNoBound : 0;
+    lists.bounds[lane] = first + lane < q.rows ? kNoBound : INT32_MIN;
     __syncwarp();
-    uint32_t bounds[4];
+    int32_t bounds[4];  // less |a|, but for those that bound nothing or all
+    const auto read_bounds = [&] {
 #pragma unroll
-    for (int h = 0; h < 4; ++h) bounds[h] = lists.bounds[lane / 4 + 8 * h];
+      for (int h = 0; h < 4; ++h) {
+        const int32_t bound = lists.bounds[lane / 4 + 8 * h];
+        bounds[h] = bound == kNoBound || bound == INT32_MIN ? bound : bound - products.a_bits(h);
+      }
+    };
+    read_bounds();
 #pragma unroll 1
     for (int64_t m0 = start; m0 < last; m0 += kTile) {
-      Distances found;
+      Relative found;
       products.tile(q, db, m0, found);
+      if (m0 + kTile > last) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            if (m0 + 8 * t + 2 * (lane % 4) + c < last) continue;
+#pragma unroll
+            for (int h = 0; h < 4; ++h) found.of[t][h][c] = kNoBound;
+          }
+        }
+      }
       bool any = false;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const bool live = m0 + kTile <= last || m0 + 8 * t + 2 * (lane % 4) + c < last;
 #pragma unroll
-          for (int h = 0; h < 4; ++h) {
-            if (!live) found.of[t][h][c] = kNoBound;
-            any |= found.of[t][h][c] < bounds[h];
-          }
+          for (int h = 0; h < 4; ++h) any |= found.of[t][h][c] < bounds[h];
         }
       }
       if (!__any_sync(cuda::kWholeWarp, any)) continue;
@@ -108,11 +121,11 @@ __global__ void __launch_bounds__(kPairThreads, 3)
         for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            const uint32_t distance = found.of[t][h][c];
-            if (distance >= bounds[h]) continue;
+            if (found.of[t][h][c] >= bounds[h]) continue;
+            const auto distance = static_cast<Key>(products.a_bits(h) + found.of[t][h][c]);
             const auto number = static_cast<Key>(m0 - start + 8 * t + 2 * (lane % 4) + c);
             const int at = atomicAdd(lists.counts + query, 1);
-            lists.of(query)[at] = static_cast<Key>(distance) << split.number_bits | number;
+            lists.of(query)[at] = distance << split.number_bits | number;
           }
         }
       }
@@ -120,8 +133,7 @@ __global__ void __launch_bounds__(kPairThreads, 3)
       uint32_t full = __ballot_sync(cuda::kWholeWarp, lists.counts[lane] > lists.room - kTile);
       if (full == 0) continue;
       for (; full != 0; full &= full - 1) cut(lists, __popc((full & -full) - 1), k, split.number_bits);
-#pragma unroll
-      for (int h = 0; h < 4; ++h) bounds[h] = lists.bounds[lane / 4 + 8 * h];
+      read_bounds();
     }
     const int queries = q.rows - first < kTile ? static_cast<int>(q.rows - first) : kTile;
     for (int query = 0; query < queries; ++query) {
@@ -207,8 +219,8 @@ void run_parts(const cuda::Place& place, const Signatures& q, const Signatures& 
                uint64_t* keys) {
   const size_t bytes = Lists<Key>::bytes(k);
   const int most = static_cast<int>(kMostShared / bytes), warps = most < kPairWarps ? most : kPairWarps;
-  const auto kernel = kernel_for(q, db, [](auto resident, auto pairs) {
-    return nearest_of_parts<Key, decltype(resident)::value, decltype(pairs)::value>;
+  const auto kernel = kernel_for(q, db, [](auto chunks, auto pairs) {
+    return nearest_of_parts<Key, decltype(chunks)::value, decltype(pairs)::value>;
   });
   cuda::launch(place, "nap_topk parts", kernel,
                cuda::pieces(cuda::pieces(q.rows, kTile) * split.parts, warps), 32 * warps, warps * bytes, q, db,
