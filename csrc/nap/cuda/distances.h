@@ -42,7 +42,10 @@ class Products {
 #pragma unroll
       for (int h = 0; h < 4; ++h) a_bits_[h] = 0;
 #pragma unroll
-      for (int chunk = 0; chunk < CHUNKS; ++chunk) load_a(a, chunk, a_[chunk]);
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        load_a(a, chunk, a_[chunk]);
+        keep_apart(a_[chunk]);
+      }
       join(a_bits_);
     }
   }
@@ -50,7 +53,7 @@ class Products {
   // Of row l / 4 + 8·h, after `tile`.
   ZB_DEVICE int32_t a_bits(int h) const { return static_cast<int32_t>(a_bits_[h]); }
 
-  // Against rows first, … of b. What is found of rows behind its last is of no row.
+  // Against rows first, … of b; behind the last of them INT32_MAX.
   ZB_DEVICE void tile(const Signatures& a, const Signatures& b, int64_t first, Relative& found) {
     uint32_t common[kTiles][2][4] = {}, b_bits[kTiles] = {};
     const uint64_t* column[kTiles];
@@ -60,7 +63,7 @@ class Products {
     if (first + kTile > b.rows) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        if (first + 8 * t + lane_ / 4 >= b.rows) column[t] = b.data;
+        if (first + 8 * t + lane_ / 4 >= b.rows) column[t] = nullptr;
       }
     }
     if constexpr (CHUNKS > 0) {
@@ -84,6 +87,10 @@ class Products {
     join(b_bits);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
+      if (!column[t]) b_bits[t] = INT32_MAX;
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const uint32_t bits = __shfl_sync(cuda::kWholeWarp, b_bits[t], 4 * (2 * (lane_ % 4) + c));
@@ -95,43 +102,63 @@ class Products {
   }
 
  private:
+  // Of 16 rows the first word or the second of a lane's pair: [j][m], as the product takes them.
+  struct Fragments {
+    uint32_t of[2][2][4];
+  };
+
+  ZB_DEVICE static uint32_t low(uint64_t v) { return static_cast<uint32_t>(v); }
+  ZB_DEVICE static uint32_t high(uint64_t v) { return static_cast<uint32_t>(v >> 32); }
+
   ZB_DEVICE int64_t word_of(int64_t chunk) const { return chunk * kChunk + 2 * (lane_ % 4); }
 
   ZB_DEVICE static uint32_t bits_of_pair(const Pair<PAIRS>& p) {
     return static_cast<uint32_t>(__popcll(p.v[0]) + __popcll(p.v[1]));
   }
 
-  // Words of one chunk of the four rows of a, and their bits.
-  ZB_DEVICE void load_a(const Signatures& a, int64_t chunk, Pair<PAIRS> (&to)[4]) {
+  // One chunk of the four rows of a as fragments, and the rows' bits.
+  ZB_DEVICE void load_a(const Signatures& a, int64_t chunk, Fragments& to) {
+    Pair<PAIRS> words[4];
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
-      to[h] = {};
-      if (row_[h]) to[h].load(a, row_[h], word_of(chunk));
-      a_bits_[h] += bits_of_pair(to[h]);
+      if (row_[h]) words[h].load(a, row_[h], word_of(chunk));
+      a_bits_[h] += bits_of_pair(words[h]);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        to.of[j][h / 2][h % 2] = low(words[h].v[j]);
+        to.of[j][h / 2][h % 2 + 2] = high(words[h].v[j]);
+      }
+    }
+  }
+
+  // Shuffles, each lane to itself: they part the fragments' registers from those of the loads, of which the
+  // compiler would else copy each fragment together again for each product.
+  ZB_DEVICE void keep_apart(Fragments& f) const {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      uint32_t& part = f.of[i / 8][i / 4 % 2][i % 4];
+      part = __shfl_sync(cuda::kWholeWarp, part, lane_);
     }
   }
 
   ZB_DEVICE void load_b(const Signatures& b, const uint64_t* const (&column)[kTiles], int64_t chunk,
                         Pair<PAIRS> (&to)[kTiles]) const {
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) to[t].load(b, column[t], word_of(chunk));
+    for (int t = 0; t < kTiles; ++t) {
+      if (column[t]) to[t].load(b, column[t], word_of(chunk));
+    }
   }
 
-  ZB_DEVICE static void multiply(const Pair<PAIRS> (&a)[4], const Pair<PAIRS> (&b)[kTiles],
+  ZB_DEVICE static void multiply(const Fragments& a, const Pair<PAIRS> (&b)[kTiles],
                                  uint32_t (&common)[kTiles][2][4], uint32_t (&b_bits)[kTiles]) {
-    const auto low = [](uint64_t v) { return static_cast<uint32_t>(v); };
-    const auto high = [](uint64_t v) { return static_cast<uint32_t>(v >> 32); };
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       b_bits[t] += bits_of_pair(b[t]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          const uint64_t upper = a[2 * m].v[j], lower = a[2 * m + 1].v[j];
-          const uint32_t rows[4] = {low(upper), low(lower), high(upper), high(lower)};
-          cuda::count_common_bits(common[t][m], rows, low(b[t].v[j]), high(b[t].v[j]));
-        }
+        for (int m = 0; m < 2; ++m)
+          cuda::count_common_bits(common[t][m], a.of[j][m], low(b[t].v[j]), high(b[t].v[j]));
       }
     }
   }
@@ -147,7 +174,7 @@ class Products {
 
   const int lane_ = static_cast<int>(threadIdx.x) % 32;
   const uint64_t* row_[4];
-  Pair<PAIRS> a_[CHUNKS > 0 ? CHUNKS : 1][4];
+  Fragments a_[CHUNKS > 0 ? CHUNKS : 1];
   uint32_t a_bits_[4];
 };
 

@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kMostShared = 99 * 1024;  // what every device from sm_80 on gives a block
 constexpr uint64_t kNone = INT64_MAX;      // behind all keys
-constexpr int32_t kNoBound = INT32_MAX;    // of distances
+constexpr int32_t kNoBound = INT32_MAX;    // of distances: every row of the database is nearer
 
 // The rows of the database in parts. In a part a key is distance << number_bits | row - first row of the part.
 struct Split {
@@ -93,17 +93,6 @@ __global__ void __launch_bounds__(kPairThreads, PAIRS ? 3 : 2)
     for (int64_t m0 = start; m0 < last; m0 += kTile) {
       Relative found;
       products.tile(q, db, m0, found);
-      if (m0 + kTile > last) {
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            if (m0 + 8 * t + 2 * (lane % 4) + c < last) continue;
-#pragma unroll
-            for (int h = 0; h < 4; ++h) found.of[t][h][c] = kNoBound;
-          }
-        }
-      }
       bool any = false;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
