@@ -56,20 +56,18 @@ class Products {
   // Against rows first, … of b; behind the last of them INT32_MAX.
   ZB_DEVICE void tile(const Signatures& a, const Signatures& b, int64_t first, Relative& found) {
     uint32_t common[kTiles][2][4] = {}, b_bits[kTiles] = {};
-    const uint64_t* column[kTiles];
+    Columns columns;
     const uint64_t* const own = b.data + (first + lane_ / 4) * b.row_step;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) column[t] = own + 8 * t * b.row_step;
+    for (int t = 0; t < kTiles; ++t) columns.row[t] = own + 8 * t * b.row_step, columns.live[t] = true;
     if (first + kTile > b.rows) {
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        if (first + 8 * t + lane_ / 4 >= b.rows) column[t] = nullptr;
-      }
+      for (int t = 0; t < kTiles; ++t) columns.live[t] = first + 8 * t + lane_ / 4 < b.rows;
     }
     if constexpr (CHUNKS > 0) {
       Pair<PAIRS> words[CHUNKS][kTiles];
 #pragma unroll
-      for (int chunk = 0; chunk < CHUNKS; ++chunk) load_b(b, column, chunk, words[chunk]);
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) load_b(b, columns, chunk, words[chunk]);
 #pragma unroll
       for (int chunk = 0; chunk < CHUNKS; ++chunk) multiply(a_[chunk], words[chunk], common, b_bits);
     } else {
@@ -79,7 +77,7 @@ class Products {
       for (int64_t chunk = 0; chunk * kChunk < b.words; ++chunk) {
         Pair<PAIRS> words[kTiles];
         load_a(a, chunk, a_[0]);
-        load_b(b, column, chunk, words);
+        load_b(b, columns, chunk, words);
         multiply(a_[0], words, common, b_bits);
       }
       join(a_bits_);
@@ -87,7 +85,7 @@ class Products {
     join(b_bits);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      if (!column[t]) b_bits[t] = INT32_MAX;
+      if (!columns.live[t]) b_bits[t] = INT32_MAX;
     }
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -105,6 +103,12 @@ class Products {
   // Of 16 rows the first word or the second of a lane's pair: [j][m], as the product takes them.
   struct Fragments {
     uint32_t of[2][2][4];
+  };
+
+  // Of b, rows first + 8·t + l / 4.
+  struct Columns {
+    const uint64_t* row[kTiles];
+    bool live[kTiles];
   };
 
   ZB_DEVICE static uint32_t low(uint64_t v) { return static_cast<uint32_t>(v); }
@@ -141,11 +145,11 @@ class Products {
     }
   }
 
-  ZB_DEVICE void load_b(const Signatures& b, const uint64_t* const (&column)[kTiles], int64_t chunk,
+  ZB_DEVICE void load_b(const Signatures& b, const Columns& columns, int64_t chunk,
                         Pair<PAIRS> (&to)[kTiles]) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      if (column[t]) to[t].load(b, column[t], word_of(chunk));
+      if (columns.live[t]) to[t].load(b, columns.row[t], word_of(chunk));
     }
   }
 
