@@ -40,6 +40,19 @@ Capability cpu_capability() {
   return capability;
 }
 
+bool has_vpopcntdq() {
+  static const bool has = [] {
+    const char* asked = std::getenv("ZBKERNELS_CPU_CAPABILITY");
+    if (cpu_capability() != Capability::kAvx512 || (asked && std::strcmp(asked, "avx512") == 0)) return false;
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512vpopcntdq") != 0;
+#else
+    return false;
+#endif
+  }();
+  return has;
+}
+
 const char* capability_name(Capability capability) {
   switch (capability) {
     case Capability::kAvx512:
