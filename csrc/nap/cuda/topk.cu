@@ -20,7 +20,7 @@
 namespace zb::nap {
 namespace {
 
-constexpr size_t kMostShared = 99 * 1024;  // what every device from sm_80 on gives a block
+constexpr size_t kMostShared = 80 * 1024;  // of a block: two fit an SM of sm_80
 constexpr uint64_t kNone = INT64_MAX;      // behind all keys
 constexpr int32_t kNoBound = INT32_MAX;    // of distances: every row of the database is nearer
 
@@ -246,12 +246,12 @@ void run_lists(const cuda::Place& place, const Pairs& p, int64_t k, const Signat
 // Any number of neighbours: pieces of the table of keys in a bounded memory, of which torch keeps the smallest.
 void run_pieces(const cuda::Place& place, const Pairs& p, int64_t k, const Signatures& q, const Signatures& db,
                 Tensor& distances, Tensor& rows) {
-  constexpr int64_t kKeys = int64_t{1} << 24;
+  const int64_t kept_at_once = place.processors() << 17;  // keys, 1 MiB an SM
   const int row_bits = static_cast<int>(bits_of(p.M - 1));
   const int64_t most_rows = p.N < 64 ? p.N : 64;
-  const int64_t least = 4 * k > kKeys / most_rows ? 4 * k : kKeys / most_rows;
+  const int64_t least = 4 * k > kept_at_once / most_rows ? 4 * k : kept_at_once / most_rows;
   const int64_t columns = p.M < least ? p.M : least;
-  int64_t at_once = kKeys / columns > 1 ? kKeys / columns : 1;
+  int64_t at_once = kept_at_once / columns > 1 ? kept_at_once / columns : 1;
   if (p.N < at_once) at_once = p.N;
   for (int64_t n = 0; n < p.N; n += at_once) {
     const Signatures some = rows_of(q, n, p.N - n < at_once ? p.N - n : at_once);
