@@ -32,9 +32,7 @@ def figure(data: Dataset, path: Path) -> None:
     canvas.suptitle(f"{data.title}\n(a stand-in, not CIFAR)", fontsize=9)
     drawn = io.BytesIO()
     canvas.savefig(drawn, dpi=80)
-    Image.open(drawn).convert("RGB").quantize(256).save(
-        path, optimize=True
-    )
+    Image.open(drawn).convert("RGB").quantize(256).save(path, optimize=True)
 
 
 def main(path: str) -> None:

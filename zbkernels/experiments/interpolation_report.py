@@ -1,0 +1,185 @@
+"""Markdown and picture strips of the experiment ``interpolation``, from the metrics alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zbkernels.experiments.interpolation_claims import checks_of, total, verdicts
+from zbkernels.experiments.pictures import decode
+from zbkernels.experiments.units import VARIANTS, WITHOUT_BIAS
+from zbkernels.report import markdown_table, mean, spread, verdict_table
+
+LABELS = {"with-bias": "with bias", "without-bias": "without bias"}
+NONE = "-"  # in a cell
+COLUMNS = 9  # of a strip: two real images and seven between them
+
+
+def table(metrics: dict[str, Any]) -> str:
+    """The whole report of a run: accuracies, verdicts, all pairs counted, and what was found between them."""
+    parts = [_heading(metrics), _accuracies(metrics), "## Claims\n", verdict_table(verdicts(metrics))]
+    parts += ["## All pairs with equal prediction and pattern\n", _pairs(metrics)]
+    parts += ["## Between the images of a pair\n", _between(metrics)]
+    return "\n".join(parts)
+
+
+def _heading(metrics: dict[str, Any]) -> str:
+    training = metrics["training"]
+    lines = [f"# {metrics['experiment']}, preset {metrics['preset']}\n"]
+    for part in metrics["sets"]:
+        data = part["data"]
+        lines.append(
+            f"- Data: **{data['title']}**, {data['train_images']:,} training images, {data['test_images']:,} for tests;"
+            f" {part['epochs']} epochs, batch {part['batch_size']}."
+        )
+        if data["note"]:
+            lines.append(f"  Note on the data: {data['note']}.")
+        if not data["as_in_paper"]:
+            lines.append("  **Not the paper's data: its accuracy is not compared.**")
+    lines += [
+        f"- Network: {metrics['architecture']['layers']}; {training['initialisation']}. Of its networks the paper says "
+        "that they have 30 neurons.",
+        f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['loss']}. The paper says "
+        "nothing of it; the number of epochs and the batch were chosen for its accuracies.",
+        "- Pattern: one bit a hidden unit, value > 0. All pairs are found, by grouping equal patterns.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _accuracies(metrics: dict[str, Any]) -> str:
+    rows = []
+    for part in metrics["sets"]:
+        name = part["data"]["name"]
+        for variant in VARIANTS:
+            values = [u["splits"]["test"]["accuracy"] for u in part["units"] if u["variant"] == variant]
+            if not values:
+                continue
+            paper = (
+                metrics["paper"]["mnist"] if part["data"]["as_in_paper"] and variant == WITHOUT_BIAS else None
+            )
+            deviation = spread(values)
+            rows.append(
+                [
+                    f"{name}, {LABELS[variant]}",
+                    NONE if paper is None else f"{paper:.2f}",
+                    f"{mean(values):.2f}",
+                    NONE if paper is None else f"{mean(values) - paper:+.2f}",
+                    NONE if deviation is None else f"{deviation:.2f}",
+                    str(len(values)),
+                ]
+            )
+    header = ["test accuracy (%)", "paper", "ours", "difference", "standard deviation", "seeds"]
+    note = f"\nThe paper's {metrics['paper']['cifar-10']:g} % is on CIFAR-10 and is not compared with another set.\n"
+    return markdown_table(header, rows) + note
+
+
+def _pairs(metrics: dict[str, Any]) -> str:
+    rows = []
+    for part in metrics["sets"]:
+        for unit in part["units"]:
+            for split, counts in unit["splits"].items():
+                rows.append(
+                    [
+                        f"{part['data']['name']}, {LABELS[unit['variant']]}, seed {unit['seed']}, {split}",
+                        f"{counts['accuracy']:.2f}",
+                        *(f"{counts[key]:,}" for key in ("images", "patterns", "pairs", "right", "wrong")),
+                        f"{counts['images_in_pairs']:,}",
+                        f"{counts['largest_group']:,}",
+                    ]
+                )
+    header = ["network and images", "accuracy (%)", "images", "patterns", "pairs", "both right", "both wrong"]
+    header += ["images in a pair", "largest group"]
+    return markdown_table(header, rows)
+
+
+def _between(metrics: dict[str, Any]) -> str:
+    rows = []
+    for variant in VARIANTS:
+        for kind, combination, label in (
+            ("same pattern", "convex", "same pattern, interpolated"),
+            ("same pattern", "conic", "same pattern, interpolated and darkened"),
+            ("other pattern", "convex", "other pattern, interpolated"),
+        ):
+            checks = checks_of(metrics, variant, kind=kind, combination=combination)
+            points = sum(check["pairs"] * check["points"] for check in checks)
+            if not points:
+                continue
+            broken, again = total(checks, "points_broken"), [c.get("in_float64") for c in checks]
+            rows.append(
+                [
+                    f"{LABELS[variant]}: {label}",
+                    f"{total(checks, 'pairs'):,}",
+                    f"{points:,}",
+                    f"{total(checks, 'pairs_broken'):,}",
+                    f"{total(checks, 'prediction_broken'):,}",
+                    f"{100 * broken / points:.4g}",
+                    f"{100 * total(checks, 'points_predicted_otherwise') / points:.4g}",
+                    f"{max(check['worst_share'] for check in checks):.4g}",
+                    str(max(check["most_bits"] for check in checks)),
+                    NONE if None in again else f"{sum(c['pairs_broken'] for c in again if c):,}",
+                ]
+            )
+    header = ["pairs with equal prediction", "pairs", "points", "pairs broken", "in the prediction"]
+    header += ["points broken (%)", "predicted otherwise (%)", "worst pair's points broken (%)"]
+    header += ["most units that differ", "pairs broken in float64"]
+    note = (
+        "\nPairs are drawn from all, each as likely as any other, as many of training as of test images, "
+        f"{metrics['points']:,} points each, evenly from one image to the other. Broken: another prediction or another "
+        "pattern than the pair's at some point. Darkened: multiplied by 1, 1/2, … 1/256 in turn.\n"
+    )
+    return markdown_table(header, rows) + note
+
+
+def figure(metrics: dict[str, Any], path: Path) -> None:
+    """Strips: outermost real images, the others between them; predicted right on the left, wrong on the right."""
+    from matplotlib.figure import Figure
+
+    shown = [part for part in metrics["sets"] if part["strips"]]
+    rows = max((sum(len(part["strips"][kind]) for part in shown) for kind in ("right", "wrong")), default=0)
+    canvas = Figure(figsize=(13, 1.1 + 0.62 * max(rows, 3)))
+    for side, kind in enumerate(("right", "wrong")):
+        strips = [(part, strip) for part in shown for strip in part["strips"][kind]]
+        left, width = 0.085 + 0.5 * side, 0.335
+        top, height = 1 - 0.75 / canvas.get_figheight(), 0.62 / canvas.get_figheight()
+        title = "Predicted right (as Figure 7)" if kind == "right" else "Predicted wrong (as Figure 8)"
+        canvas.text(
+            left + width / 2, 1 - 0.1 / canvas.get_figheight(), title, ha="center", va="top", fontsize=11
+        )
+        canvas.text(left, top, "real", va="bottom", fontsize=8, color="#666666")
+        canvas.text(
+            left + width / 2, top, "interpolated", ha="center", va="bottom", fontsize=8, color="#666666"
+        )
+        canvas.text(left + width, top, "real", ha="right", va="bottom", fontsize=8, color="#666666")
+        for row, (part, strip) in enumerate(strips):
+            axes = canvas.add_axes((left, top - (row + 1) * height, width, 0.94 * height))
+            axes.imshow(_strip(part, strip), interpolation="nearest", aspect="auto")
+            axes.axis("off")
+            names = [part["data"]["classes"][label] for label in strip["labels"]]
+            axes.text(-0.015, 0.5, names[0], ha="right", va="center", transform=axes.transAxes, fontsize=9)
+            axes.text(1.015, 0.5, names[1], va="center", transform=axes.transAxes, fontsize=9)
+            if kind == "wrong":
+                said = f"all predicted: {part['data']['classes'][strip['predicted']]}"
+                axes.text(
+                    1.015, 0.14, said, va="center", transform=axes.transAxes, fontsize=6.5, color="#b03a2e"
+                )
+    sets = ", then ".join(part["data"]["title"] for part in shown) or "no zero-bias network was trained"
+    canvas.text(
+        0.5, 0.06 / canvas.get_figheight(), f"{sets} ({metrics['preset']})", ha="center", fontsize=8.5
+    )
+    canvas.savefig(path, dpi=130)
+
+
+def _strip(part: dict[str, Any], strip: dict[str, Any]) -> Tensor:
+    """Two images and those between them side by side, [H, W, 3], a wider gap beside the real ones."""
+    shape = tuple(part["data"]["image_shape"])
+    first, last = (decode(text, shape).expand(3, -1, -1) for text in strip["images"])
+    height = first.shape[1]
+    gap, wide = (torch.ones(3, height, max(1, height // share)) for share in (28, 5))
+    pieces = []
+    for column in range(COLUMNS):
+        weight = 1 - column / (COLUMNS - 1)  # of the left image
+        pieces += [weight * first + (1 - weight) * last, wide if column in (0, COLUMNS - 2) else gap]
+    return torch.cat(pieces[:-1], 2).permute(1, 2, 0)
