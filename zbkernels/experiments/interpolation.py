@@ -255,7 +255,7 @@ EXPERIMENT = Experiment(
             2,
             640,
             (0,),
-            stand_in=Network("composite-10", 3, 640),
+            stand_in=Network("composite-10", 1, 576),
         ),
         "paper": InterpolationPreset(
             "half an hour: MNIST and the composite, three seeds, 1000 pairs of a kind",
@@ -263,7 +263,7 @@ EXPERIMENT = Experiment(
             2,
             640,
             (0, 1, 2),
-            stand_in=Network("composite-10", 3, 640),
+            stand_in=Network("composite-10", 1, 576),
             pairs=1000,
         ),
     },

@@ -139,36 +139,32 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
 
     shown = [part for part in metrics["sets"] if part["strips"]]
     rows = max((sum(len(part["strips"][kind]) for part in shown) for kind in ("right", "wrong")), default=0)
-    canvas = Figure(figsize=(13, 1.1 + 0.62 * max(rows, 3)))
+    wide, high, head = 13.0, 0.5, 0.62  # of the figure, of a row, and above the rows, in inches
+    whole = head + high * max(rows, 3) + 0.3
+    canvas = Figure(figsize=(wide, whole))
     for side, kind in enumerate(("right", "wrong")):
-        strips = [(part, strip) for part in shown for strip in part["strips"][kind]]
-        left, width = 0.085 + 0.5 * side, 0.335
-        top, height = 1 - 0.75 / canvas.get_figheight(), 0.62 / canvas.get_figheight()
+        left, width, top = 0.085 + 0.5 * side, 0.335, 1 - head / whole
         title = "Predicted right (as Figure 7)" if kind == "right" else "Predicted wrong (as Figure 8)"
-        canvas.text(
-            left + width / 2, 1 - 0.1 / canvas.get_figheight(), title, ha="center", va="top", fontsize=11
-        )
-        canvas.text(left, top, "real", va="bottom", fontsize=8, color="#666666")
-        canvas.text(
-            left + width / 2, top, "interpolated", ha="center", va="bottom", fontsize=8, color="#666666"
-        )
-        canvas.text(left + width, top, "real", ha="right", va="bottom", fontsize=8, color="#666666")
+        canvas.text(left + width / 2, 1 - 0.08 / whole, title, ha="center", va="top", fontsize=11)
+        for at, ha, text in ((0, "left", "real"), (0.5, "center", "interpolated"), (1, "right", "real")):
+            canvas.text(left + at * width, top + 0.03 / whole, text, ha=ha, fontsize=8, color="#666666")
+        strips = [(part, strip) for part in shown for strip in part["strips"][kind]]
         for row, (part, strip) in enumerate(strips):
-            axes = canvas.add_axes((left, top - (row + 1) * height, width, 0.94 * height))
-            axes.imshow(_strip(part, strip), interpolation="nearest", aspect="auto")
+            picture = _strip(part, strip)
+            share = width * wide * picture.shape[0] / picture.shape[1] / whole  # so that pixels are square
+            axes = canvas.add_axes((left, top - row * high / whole - share, width, share))
+            axes.imshow(picture, interpolation="nearest", aspect="auto")
             axes.axis("off")
             names = [part["data"]["classes"][label] for label in strip["labels"]]
-            axes.text(-0.015, 0.5, names[0], ha="right", va="center", transform=axes.transAxes, fontsize=9)
-            axes.text(1.015, 0.5, names[1], va="center", transform=axes.transAxes, fontsize=9)
+            axes.text(-0.012, 0.5, names[0], ha="right", va="center", transform=axes.transAxes, fontsize=9)
+            axes.text(1.012, 0.62, names[1], va="center", transform=axes.transAxes, fontsize=9)
             if kind == "wrong":
-                said = f"all predicted: {part['data']['classes'][strip['predicted']]}"
+                said = f"predicted: {part['data']['classes'][strip['predicted']]}"
                 axes.text(
-                    1.015, 0.14, said, va="center", transform=axes.transAxes, fontsize=6.5, color="#b03a2e"
+                    1.012, 0.2, said, va="center", transform=axes.transAxes, fontsize=6.5, color="#b03a2e"
                 )
     sets = ", then ".join(part["data"]["title"] for part in shown) or "no zero-bias network was trained"
-    canvas.text(
-        0.5, 0.06 / canvas.get_figheight(), f"{sets} ({metrics['preset']})", ha="center", fontsize=8.5
-    )
+    canvas.text(0.5, 0.07 / whole, f"{sets} ({metrics['preset']})", ha="center", fontsize=8.5)
     canvas.savefig(path, dpi=130)
 
 
@@ -177,7 +173,7 @@ def _strip(part: dict[str, Any], strip: dict[str, Any]) -> Tensor:
     shape = tuple(part["data"]["image_shape"])
     first, last = (decode(text, shape).expand(3, -1, -1) for text in strip["images"])
     height = first.shape[1]
-    gap, wide = (torch.ones(3, height, max(1, height // share)) for share in (28, 5))
+    gap, wide = (torch.ones(3, height, max(1, round(share * height))) for share in (0.04, 0.15))
     pieces = []
     for column in range(COLUMNS):
         weight = 1 - column / (COLUMNS - 1)  # of the left image

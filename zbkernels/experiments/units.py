@@ -39,6 +39,8 @@ class Unit:
             settings is refused.
         new_model: makes the untrained network, on the CPU.
         measure: (trained network, history) -> the unit's result (JSON-able), which is kept.
+        watch: network -> what is measured on the way (JSON-able), after each of the epochs ``watch_after``. The result
+            gets it as "watched", by the epoch's number as text.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Unit:
     config: TrainConfig
     new_model: Callable[[], nn.Module]
     measure: Callable[[nn.Module, list[Epoch]], dict[str, Any]]
+    watch: Callable[[nn.Module], dict[str, Any]] | None = None
+    watch_after: tuple[int, ...] = ()
 
 
 def expect(context: RunContext, data: Dataset, config: TrainConfig) -> None:
@@ -89,7 +93,18 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
         if skipped:
             progress.say(f"{unit.label}: going on after epoch {skipped}")
 
+        watched_file = folder / "watched.json"
+        watched = read_json(watched_file) if watched_file.exists() else {}
+
         def epoch_done(epoch: Epoch) -> None:
+            # Of the epochs that an earlier run has done, only the last can have been cut off before it was watched.
+            if unit.watch and epoch.epoch in unit.watch_after and str(epoch.epoch) not in watched:
+                if epoch.epoch < skipped:
+                    raise ExperimentError(
+                        f"{watched_file}: epoch {epoch.epoch} is missing; --force starts over"
+                    )
+                watched[str(epoch.epoch)] = unit.watch(model)
+                write_json(watched_file, watched)
             if epoch.epoch > skipped:
                 progress.epoch_done(
                     f"{unit.label}: epoch {epoch.epoch}/{config.epochs}, test loss {epoch.test_loss:.3f}, "
@@ -106,9 +121,11 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
             say=progress.say,
         )
         result = unit.measure(model, history)
+        if unit.watch:
+            result["watched"] = watched
         _save_model(folder / "model.safetensors", model)
         write_json(folder / "result.json", result)
-        for leftover in (*folder.glob("epoch-*.safetensors"), folder / "checkpoint.json"):
+        for leftover in (*folder.glob("epoch-*.safetensors"), folder / "checkpoint.json", watched_file):
             leftover.unlink(missing_ok=True)  # the trained model is kept, the optimizer's state is not
         return result
 
