@@ -14,6 +14,7 @@ EXPERIMENTS: dict[str, str] = {
     "table1-mnist": "zbkernels.experiments.table1_mnist",
     "table1-fashion": "zbkernels.experiments.table1_fashion",
     "interpolation": "zbkernels.experiments.interpolation",
+    "nap-tradeoff": "zbkernels.experiments.nap_tradeoff",
 }
 
 
