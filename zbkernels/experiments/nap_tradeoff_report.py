@@ -30,7 +30,7 @@ def _heading(metrics: dict[str, Any]) -> str:
         "- Networks: fully connected, without bias, He normal weights; the sizes of the hidden layers name them.",
         *(f"- Training: {training['text']}, cross-entropy." for training in metrics["trainings"]),
         f"- {len(units)} networks, {duration(sum(unit['train_seconds'] for unit in units))} of training in all.",
-        "- A pair: two images with equal prediction and equal pattern (one bit a hidden unit, value > 0). All pairs are "
+        "- A pair: two images with equal prediction and equal pattern (one bit a hidden unit, value > 0). All are "
         "found, by grouping images of equal pattern and prediction.",
         f"- Pairs of identical images, which any network has: {identical['train']:,} of training images, "
         f"{identical['test']:,} of test images.",

@@ -18,6 +18,7 @@ import zbkernels as zb
 from zbkernels.nap import PatternReader
 
 READ_BATCH = 10_000
+LOOK_BATCH = 2_000  # interpolations at a time: few enough to stay in the cache
 DARKEST = 8  # conic combinations are multiplied by 1, 1/2, … 1/2^8 in turn: powers of two round nothing
 
 
@@ -110,7 +111,7 @@ def between(a: Tensor, b: Tensor, points: int) -> Tensor:
     """Interpolations λa + (1-λ)b for λ = k/(points+1), k = 1 … points: [N, points, …] of images [N, …]."""
     weight = torch.arange(1, points + 1, dtype=a.dtype, device=a.device) / (points + 1)
     weight = weight.reshape(1, -1, *[1] * (a.dim() - 1))
-    return weight * a[:, None] + (1 - weight) * b[:, None]
+    return torch.lerp(b[:, None], a[:, None], weight)
 
 
 def look_between(
@@ -132,7 +133,7 @@ def look_between(
     read = Reader(model, images[:1])
     dtype = next(model.parameters()).dtype
     scales = 2.0 ** -(torch.arange(points, dtype=dtype, device=images.device) % (DARKEST + 1))
-    chunk = max(1, READ_BATCH // points)
+    chunk = max(1, LOOK_BATCH // points)
     shares, otherwise, bits = [], [], 0
     for part in pairs.split(chunk):
         ends = images[part.flatten()].to(dtype).unflatten(0, (-1, 2))  # [p, 2, C, H, W]
