@@ -153,7 +153,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
             picture = _strip(part, strip)
             share = width * wide * picture.shape[0] / picture.shape[1] / whole  # so that pixels are square
             axes = canvas.add_axes((left, top - row * high / whole - share, width, share))
-            axes.imshow(picture, interpolation="nearest", aspect="auto")
+            axes.imshow(picture.numpy(), interpolation="nearest", aspect="auto")
             axes.axis("off")
             names = [part["data"]["classes"][label] for label in strip["labels"]]
             axes.text(-0.012, 0.5, names[0], ha="right", va="center", transform=axes.transAxes, fontsize=9)
