@@ -107,7 +107,8 @@ def _between(metrics: dict[str, Any]) -> str:
             points = sum(check["pairs"] * check["points"] for check in checks)
             if not points:
                 continue
-            broken, again = total(checks, "points_broken"), [c.get("in_float64") for c in checks]
+            broken = total(checks, "points_broken")
+            again = [check["in_float64"] for check in checks if "in_float64" in check]
             rows.append(
                 [
                     f"{LABELS[variant]}: {label}",
@@ -119,18 +120,22 @@ def _between(metrics: dict[str, Any]) -> str:
                     f"{100 * total(checks, 'points_predicted_otherwise') / points:.4g}",
                     f"{max(check['worst_share'] for check in checks):.4g}",
                     str(max(check["most_bits"] for check in checks)),
-                    NONE if None in again else f"{sum(c['pairs_broken'] for c in again if c):,}",
+                    _of(again) if again else NONE,
                 ]
             )
     header = ["pairs with equal prediction", "pairs", "points", "pairs broken", "in the prediction"]
     header += ["points broken (%)", "predicted otherwise (%)", "worst pair's points broken (%)"]
-    header += ["most units that differ", "pairs broken in float64"]
+    header += ["most units that differ", "broken in float64, of pairs looked at again"]
     note = (
         "\nPairs are drawn from all, each as likely as any other, as many of training as of test images, "
         f"{metrics['points']:,} points each, evenly from one image to the other. Broken: another prediction or another "
         "pattern than the pair's at some point. Darkened: multiplied by 1, 1/2, … 1/256 in turn.\n"
     )
     return markdown_table(header, rows) + note
+
+
+def _of(again: list[dict[str, Any]]) -> str:
+    return f"{total(again, 'pairs_broken'):,} of {total(again, 'pairs'):,}"
 
 
 def figure(metrics: dict[str, Any], path: Path) -> None:
