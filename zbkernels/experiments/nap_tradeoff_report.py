@@ -105,6 +105,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     paths: dict[tuple[str, str, int], list[Count]] = {}
     for count in counts:
         paths.setdefault((count.name, count.training, count.seed), []).append(count)
+    most = max([10, *(getattr(count, split)["pairs"] for count in counts for split in ("train", "test"))])
     for axes, split in zip(panels, ("train", "test"), strict=True):
         images = metrics["data"][f"{split}_images"]
         labelled = set()
@@ -124,7 +125,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
         for at in (30, 80, 90):
             axes.axvline(at, color="#999999", lw=0.8, ls=":")
         axes.set_yscale("symlog", linthresh=1, linscale=0.6)
-        axes.set(xlim=(0, 100), ylim=(0, None), xlabel="test accuracy (%)")
+        axes.set(xlim=(0, 100), ylim=(0, 3 * most), xlabel="test accuracy (%)")
         axes.set_title(
             f"Pairs among {images:,} {'training' if split == 'train' else 'test'} images",
             loc="left",
@@ -133,7 +134,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, lw=0.6)
     panels[0].set_ylabel("pairs with equal prediction and pattern")
-    ticks = [0, *(10**k for k in range(0, 9, 2))]
+    ticks = [0, *(10**k for k in range(0, 10, 2) if 10**k <= 3 * most)]
     panels[0].set_yticks(ticks, ["none", "1", *(f"{tick:,}" for tick in ticks[2:])])
     canvas.legend(
         *panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8.5
