@@ -10,7 +10,7 @@
 // The table is divided by the hash alone, so which thread did what never shows in the result.
 //
 // A pattern of w words takes 8 w bytes, 4 for its count, 4 for its first id (6 from 2^32 on), 2 for its label
-// if there are classes, and 5.3 to 6.4 of the table: a fifth more than a signature of 512 bits. Labels are
+// if there are classes, and 5.3 to 6.7 of the table: a quarter more than a signature of 512 bits. Labels are
 // exact without a count for each class: where all examples of a pattern have one label, its count is the
 // pattern's; the counts of other patterns, and only theirs, are in a table beside, of about 40 bytes a
 // pattern and 20 a label. Nothing is copied when the index grows, but the table, which is made anew in a size
