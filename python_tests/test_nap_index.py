@@ -319,7 +319,9 @@ def test_any_strides_dtypes_of_labels_and_empty_batches() -> None:
     plain.insert(rows, labels)
     plain.insert(rows[:0], labels[:0])
     strided.insert(rows.t().contiguous().t()[:10], labels[:10].to(torch.uint8))
-    strided.insert(rows.repeat(1, 2)[10:30, 4:].numpy().view(np.uint64), labels[10:30].numpy().astype(np.int16))
+    strided.insert(
+        rows.repeat(1, 2)[10:30, 4:].numpy().view(np.uint64), labels[10:30].numpy().astype(np.int16)
+    )
     strided.insert(rows[30:].numpy()[::-1][::-1], labels[30:].tolist())
     strided.insert(rows[:0], [])
     assert file_of(plain) == file_of(strided)

@@ -30,7 +30,9 @@ NAMES = (
 def example(n: int = 500) -> NapIndex:
     """An index in which no section is empty."""
     gen = torch.Generator().manual_seed(n)
-    rows = torch.randint(-(2**63), 2**63 - 1, (n, 3), generator=gen)[torch.randint(n, (2 * n,), generator=gen)]
+    rows = torch.randint(-(2**63), 2**63 - 1, (n, 3), generator=gen)[
+        torch.randint(n, (2 * n,), generator=gen)
+    ]
     labels, predictions = (torch.randint(5, (2 * n,), generator=gen) for _ in range(2))
     index = NapIndex(3, classes=5, predictions=True, example_ids=True, start=2**33)
     index.insert(rows, labels, predictions)
@@ -68,9 +70,13 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
         assert (tmp_path / "b.zbnap").read_bytes() == saved == index._index.to_bytes()
         assert torch.equal(loaded.class_counts(), index.class_counts())
         assert torch.equal(loaded.find(index.signatures()), torch.arange(len(index)))
-        assert [loaded.example_ids(i).tolist() for i in range(5)] == [index.example_ids(i).tolist() for i in range(5)]
+        assert [loaded.example_ids(i).tolist() for i in range(5)] == [
+            index.example_ids(i).tolist() for i in range(5)
+        ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zbnap", "b.zbnap"]
-    assert all(size > 0 for _, size in sections(saved)[:7] + sections(saved)[8:])  # every byte of these is tested
+    assert all(
+        size > 0 for _, size in sections(saved)[:7] + sections(saved)[8:]
+    )  # every byte of these is tested
     carries = with_carries()
     carries.save(tmp_path / "c")
     assert sections((tmp_path / "c").read_bytes())[7][1] == 16
@@ -161,7 +167,7 @@ def test_every_truncation_at_a_border_is_refused(tmp_path: Path) -> None:
     for end in sorted({e + d for e in ends for d in (-1, 0, 1)} - {len(data)}):
         path = write(tmp_path / "a", data[:end])
         for verify in (True, False):
-            with pytest.raises(ValueError, match="cut off|added"):
+            with pytest.raises(ValueError, match=r"cut off|added"):
                 NapIndex.load(path, verify=verify)
 
 
@@ -191,7 +197,7 @@ def test_a_changed_byte_is_found_wherever_it_is(tmp_path: Path) -> None:
         for place in range(0, HEADER, 7):
             bad = bytearray(data)
             bad[place] ^= 1 << draw.randrange(8)
-            with pytest.raises(ValueError, match="^NapIndex.load"):
+            with pytest.raises(ValueError, match=r"^NapIndex\.load"):
                 NapIndex.load(write(tmp_path / "a", bytes(bad)), verify=False)
     assert not (tmp_path / "b").exists()
 

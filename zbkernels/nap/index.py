@@ -7,8 +7,10 @@ in that order. ``csrc/host/nap_index.cpp`` says how it is laid out in memory, ``
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,8 @@ from zbkernels.files import replacing
 from zbkernels.ops import nap_topk
 
 
-class Pattern(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Pattern:
     """One pattern of an index.
 
     ``signature``: int64 [words]; ``count``: of examples; ``first_id``: of the example that had it first; ``label``:
@@ -49,10 +52,10 @@ class ClassPurity(NamedTuple):
 class NapIndex:
     """Distinct signatures with counts, first examples and majority labels; grows as a stream comes in.
 
-    Counts, ids and labels are exact. A signature of 512 bits takes at most 1.3 times its 64 bytes with all of these, also
-    while the index grows (ids below 2**32; patterns with several labels take about 40 bytes more, and 20 a label).
-    Whatever the batches, the number of threads (:func:`torch.get_num_threads`) and the merges that made it, an
-    index of the same examples in the same order is the same, down to the bytes of its file.
+    Counts, ids and labels are exact. A signature of 512 bits takes at most 1.3 times its 64 bytes with all of these,
+    also while the index grows (patterns with several labels take about 40 bytes more, and 20 a label). Whatever the
+    batches, the number of threads (:func:`torch.get_num_threads`) and the merges that made it, an index of the same
+    examples in the same order is the same, down to the bytes of its file.
 
     One thread may insert while others ask: each call sees the index before or after an insert's part of 65,536
     rows. No thread of its own outlives a call, so a process may fork between calls.
@@ -90,8 +93,15 @@ class NapIndex:
 
     # --- what it is -------------------------------------------------------------------------------------------
 
-    words: int = property(lambda self: self._index.words, doc="int64 words of a signature")  # type: ignore[assignment]
-    classes: int = property(lambda self: self._index.classes, doc="number of classes, 0: no labels")  # type: ignore[assignment]
+    @property
+    def words(self) -> int:
+        """int64 words of a signature."""
+        return self._index.words
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, 0 where examples have no labels."""
+        return self._index.classes
 
     def __len__(self) -> int:
         """The number of patterns."""
@@ -244,7 +254,7 @@ class NapIndex:
     # --- questions about all of it ----------------------------------------------------------------------------------
 
     def top(self, k: int) -> torch.Tensor:
-        """The numbers of the k patterns with most examples, most first, of equals the earlier; fewer if there are fewer."""
+        """The numbers of the k patterns with most examples, most first, of equals the earlier: int64 [min(k, len)]."""
         if not _is_int(k) or k < 0:
             raise ValueError(f"NapIndex.top: expected an int k >= 0, got {k!r}")
         return torch.from_numpy(self._index.top(min(k, len(self))))
@@ -306,8 +316,8 @@ class NapIndex:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the index to a file.
 
-        It is written beside ``path`` under another name, brought to the disk, and renamed: whatever happens in between, path is
-        the old file or the new one. A process that is killed meanwhile leaves the other file, ``.<name>-*``, behind.
+        It is written beside ``path`` under another name, brought to the disk, and renamed: whatever happens in between,
+        path is the old file or the new one. A process that is killed meanwhile leaves the other file, ``.<name>-*``.
 
         Raises:
             OSError: the file cannot be written.
@@ -379,9 +389,7 @@ def _library() -> Any:
     state = _loader.libraries()["_host"]
     if not state.loaded:
         raise RuntimeError(f"NapIndex: _host is not loaded: {state.reason}. Mend: {state.mend}")
-    from zbkernels import _host
-
-    return _host
+    return importlib.import_module("zbkernels._host")
 
 
 def _is_int(value: Any) -> bool:
@@ -392,7 +400,9 @@ def _array(function: str, name: str, values: Any) -> np.ndarray:
     """A NumPy array in this machine's byte order, dense in memory."""
     if isinstance(values, torch.Tensor):
         if values.layout != torch.strided or values.dtype.is_complex:
-            raise TypeError(f"{function}: expected {name} as a dense tensor, got {values.dtype}, {values.layout}")
+            raise TypeError(
+                f"{function}: expected {name} as a dense tensor, got {values.dtype}, {values.layout}"
+            )
         if values.dtype == torch.bfloat16:
             raise TypeError(f"{function}: expected integers as {name}, got torch.bfloat16")
         values = values.detach().cpu().numpy()
