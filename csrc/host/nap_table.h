@@ -13,7 +13,8 @@ namespace zb {
 
 // The same on every machine and in every process: it is part of the file format, and shards merge by it.
 // Equal hashes prove nothing here, words are always compared; made-up collisions cost time only.
-inline uint64_t hash_words(const uint64_t* words, int64_t count) {
+// Not inlined: in its callers' loops GCC 12 passes the products through memory.
+__attribute__((noinline)) inline uint64_t hash_words(const uint64_t* words, int64_t count) {
   __extension__ typedef unsigned __int128 Wide;
   uint64_t h = 0x9e3779b97f4a7c15u;
   for (int64_t i = 0; i < count; ++i) {
