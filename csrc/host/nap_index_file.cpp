@@ -217,6 +217,7 @@ void NapIndex::save(const Write& write) const {
   int64_t offset = sizeof h;
   Checksum sum;
   const auto put = [&](Place place, const void* data, int64_t bytes) {
+    if (bytes == 0) return;
     h.sections[place].bytes += static_cast<uint64_t>(bytes);
     sum.add(data, bytes);
     write(data, bytes, offset);
