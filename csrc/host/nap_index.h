@@ -1,6 +1,7 @@
 // The activation patterns that were met, each once, in the order of first appearance, and what is known of
-// each. nap_index.cpp inserts and looks up, nap_index_query.cpp answers questions, nap_index_file.cpp saves
-// and loads.
+// each. nap_index.cpp inserts and looks up, nap_index_merge.cpp merges, nap_index_query.cpp answers
+// questions, nap_index_file.cpp saves and loads (the format is described there), nap_index_python.cpp is
+// Python's side.
 #pragma once
 
 #include <array>
@@ -24,12 +25,14 @@ namespace zb {
 class NapIndex {
  public:
   struct Options {
-    int64_t words;                                 // of a signature
-    int64_t classes = 0;                           // labels are 0 ... classes - 1; 0: examples have none
-    bool predictions = false;                      // examples have predicted labels too
-    bool example_ids = false;                      // keep the ids of all examples, not only of the first
-    int64_t start = 0;                             // id of the first example, where none are given
-    bool operator==(const Options& other) const {  // of what two indexes must share to be merged
+    int64_t words;             // of a signature
+    int64_t classes = 0;       // labels are 0 ... classes - 1; 0: examples have none
+    bool predictions = false;  // examples have predicted labels too
+    bool example_ids = false;  // keep the ids of all examples, not only of the first
+    int64_t start = 0;         // id of the first example, where none are given
+
+    // Of what two indexes must share to be merged.
+    bool operator==(const Options& other) const {
       return words == other.words && classes == other.classes && predictions == other.predictions &&
              example_ids == other.example_ids;
     }
@@ -69,8 +72,7 @@ class NapIndex {
   void class_counts(Kind kind, const int64_t* which, int64_t n, int64_t* out) const;  // [n, classes]
   std::vector<int64_t> example_ids(int64_t pattern) const;                            // as they came
   std::vector<int64_t> top(int64_t k) const;  // by count, largest first; of equals the earlier pattern
-  // Runs of signatures that lie dense in memory, in order. They stay where they are as long as the index
-  // lives.
+  // Runs of signatures that lie dense in memory, in order. They stay while the index lives.
   std::vector<std::pair<uint64_t*, int64_t>> blocks() const;
   int64_t bytes() const;  // of memory in use, a mapped file's included
 
@@ -139,7 +141,6 @@ class NapIndex {
 
   Pages file_;  // where columns lie that were loaded
   std::string file_name_;
-  int64_t file_bytes_ = 0;
   mutable std::atomic<bool> verified_{true};
 
   NapTable table_;

@@ -5,9 +5,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "host/bindings.h"
 #include "host/nap_index.h"
@@ -64,13 +67,17 @@ const int64_t* column_of(const char* name, const std::optional<py::array>& a, in
 
 // The patterns that a question is about: all where none are named.
 struct Which {
-  Which(const NapIndex& index, const std::optional<py::array>& patterns) : n(index.size()) {
-    if (!patterns) return;
+  Which(const NapIndex& index, const std::optional<py::array>& patterns) {
+    if (!patterns) {
+      const Unlocked unlocked;
+      n = index.size();
+      return;
+    }
     check_array("NapIndex", "patterns", *patterns, 1, false);
     n = patterns->shape(0);
     data = static_cast<const int64_t*>(patterns->data());
   }
-  int64_t n;
+  int64_t n = 0;
   const int64_t* data = nullptr;
 };
 
@@ -138,8 +145,22 @@ Ints class_counts(const NapIndex& index, const std::optional<py::array>& pattern
   return out;
 }
 
-Ints as_array(const std::vector<int64_t>& values) {
+template <class Ask>
+Ints list_of(const Ask& ask) {
+  std::vector<int64_t> values;
+  {
+    const Unlocked unlocked;
+    values = ask();
+  }
   return Ints(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+Ints example_ids(const NapIndex& index, int64_t pattern) {
+  return list_of([&] { return index.example_ids(pattern); });
+}
+
+Ints top(const NapIndex& index, int64_t k) {
+  return list_of([&] { return index.top(k); });
 }
 
 py::list blocks(const py::object& self) {
@@ -222,7 +243,7 @@ void bind_nap_index(py::module_& m) {
            }),
            py::arg("words"), py::arg("classes"), py::arg("predictions"), py::arg("example_ids"),
            py::arg("start"))
-      .def("__len__", &NapIndex::size)
+      .def("__len__", &NapIndex::size, py::call_guard<Unlocked>())
       .def_property_readonly("words", [](const NapIndex& index) { return index.options().words; })
       .def_property_readonly("classes", [](const NapIndex& index) { return index.options().classes; })
       .def_property_readonly("has_predictions",
@@ -230,8 +251,8 @@ void bind_nap_index(py::module_& m) {
       .def_property_readonly("has_example_ids",
                              [](const NapIndex& index) { return index.options().example_ids; })
       .def_property_readonly("start", [](const NapIndex& index) { return index.options().start; })
-      .def_property_readonly("examples", &NapIndex::examples)
-      .def_property_readonly("bytes", &NapIndex::bytes)
+      .def_property_readonly("examples", py::cpp_function(&NapIndex::examples, py::call_guard<Unlocked>()))
+      .def_property_readonly("bytes", py::cpp_function(&NapIndex::bytes, py::call_guard<Unlocked>()))
       .def("insert", &insert, py::arg("signatures"), py::arg("labels"), py::arg("predictions"),
            py::arg("ids"), py::arg("threads"))
       .def("find", &find, py::arg("signatures"), py::arg("threads"))
@@ -243,9 +264,8 @@ void bind_nap_index(py::module_& m) {
       .def("predictions", &majority<Kind::kPredictions>, py::arg("patterns") = none)
       .def("class_counts", &class_counts<Kind::kLabels>, py::arg("patterns") = none)
       .def("prediction_counts", &class_counts<Kind::kPredictions>, py::arg("patterns") = none)
-      .def("example_ids",
-           [](const NapIndex& index, int64_t pattern) { return as_array(index.example_ids(pattern)); })
-      .def("top", [](const NapIndex& index, int64_t k) { return as_array(index.top(k)); })
+      .def("example_ids", &example_ids, py::arg("pattern"))
+      .def("top", &top, py::arg("k"))
       .def("blocks", &blocks)
       .def("save", &save, py::arg("descriptor"))
       .def_static("load", &load, py::arg("descriptor"), py::arg("name"), py::arg("verify"))

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
 
 #include "host/pages.h"
 
