@@ -4,6 +4,8 @@
 #include <cstring>
 #include <string>
 
+#include "host/bindings.h"
+
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -44,7 +46,8 @@ py::dict cpu_features() {
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
-  m.doc() = "CPU features and build facts of zbkernels.";
+  m.doc() = "CPU features and build facts of zbkernels, and the index of activation patterns.";
   m.def("build_info", &build_info, "JSON: versions, compiler and CUDA architectures of this build.");
   m.def("cpu_features", &cpu_features, "dict[str, bool]: instruction sets that this machine can run.");
+  zb::bind_nap_index(m);
 }
