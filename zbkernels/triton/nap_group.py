@@ -48,7 +48,9 @@ def compare_neighbours(sig: torch.Tensor, order: torch.Tensor, hashes: torch.Ten
 
     N, W = sig.shape
     begins = torch.empty(N, dtype=torch.uint8, device=sig.device)
-    config = choose("nap_group", sig.device, sig.dtype, nap_hash.rows_class(N, W), lambda: nap_hash.candidates(W))
+    config = choose(
+        "nap_group", sig.device, sig.dtype, nap_hash.rows_class(N, W), lambda: nap_hash.candidates(W)
+    )
     start(
         groups.begins_kernel,
         ceil_div(N, config.constants["BLOCK_N"]),
