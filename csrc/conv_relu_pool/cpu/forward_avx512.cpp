@@ -5,6 +5,7 @@
 namespace zb::conv_relu_pool::cpu {
 
 const Kernels kAvx512Kernels = {"direct avx512",
+                                nullptr,
                                 "direct-pixels avx512",
                                 "depthwise avx512",
                                 "winograd avx512",

@@ -20,7 +20,7 @@ struct Loops {
 
 Loops loops() {
 #if defined(__x86_64__)
-  if (cpu_capability() == Capability::kAvx512) return {avx512::pack_row, avx512::unpack_row};
+  if (cpu_capability() >= Capability::kAvx512) return {avx512::pack_row, avx512::unpack_row};
   if (cpu_capability() == Capability::kAvx2) return {avx2::pack_row, avx2::unpack_row};
 #endif
   return {portable::pack_row, portable::unpack_row};
@@ -28,7 +28,7 @@ Loops loops() {
 
 void note(const char* with_avx512, const char* with_avx2, const char* without) {
   const Capability c = cpu_capability();
-  note_kernel(c == Capability::kAvx512 ? with_avx512 : c == Capability::kAvx2 ? with_avx2 : without);
+  note_kernel(c >= Capability::kAvx512 ? with_avx512 : c == Capability::kAvx2 ? with_avx2 : without);
 }
 
 void pack(const Rows& rows, const Tensor& any, Tensor& sig) {

@@ -1,0 +1,221 @@
+// Direct convolution in bfloat16, two taps an instruction: VDPBF16PS adds the products of two pairs to each
+// float32 lane, at the rate of one multiply-add. For files compiled with AVX-512-BF16.
+//
+// A word of 32 bits holds a pair of inputs or of weights. The slab of direct.h keeps words in place of values,
+// and its planes are pairs of channels; everything else stays as it is there. An odd last channel pairs the
+// columns of the filter: one plane holds (x[w], x[w + dilation]), and if the filter has an odd last column,
+// one more (x[w], 0). No word reaches past what an output sees, so that a NaN there is not multiplied by a 0.
+//
+//   planes of a group   [channels 0 1] [channels 2 3] ... [last, last shifted] [last, 0]
+//   words of a sum      pairs of channels: (pair, row, column); then the odd channel's: (row, column / 2)
+//
+// Sums are float32 in chains of at most kChain words, in one order. The instruction takes values below 2^-126
+// as 0 and gives 0 for such sums, as torch's own bfloat16 convolutions do on these processors.
+#pragma once
+
+#include "conv_relu_pool/cpu/run_direct.h"
+
+namespace zb::conv_relu_pool::cpu {
+namespace {
+
+struct PairProduct {
+  using reg = Vec<float>::reg;
+  static ZB_INLINE reg add(reg x, reg w, reg sum) {
+    return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(x), bit_cast<__m512bh>(w));
+  }
+};
+
+// What the channels of a group come to.
+struct PairCounts {
+  int64_t pairs;            // of channels
+  bool shifted, single;     // the odd channel's planes
+  int64_t planes, odd_words;  // of the group; of the odd channel in a sum
+};
+
+ZB_INLINE PairCounts pair_counts(const Call& c) {
+  const bool odd = c.Cg % 2 != 0;
+  PairCounts n{c.Cg / 2, odd && c.kernel[1] > 1, odd && c.kernel[1] % 2 != 0, 0, 0};
+  n.planes = n.pairs + n.shifted + n.single;
+  n.odd_words = odd ? c.kernel[0] * up_div(c.kernel[1], 2) : 0;
+  return n;
+}
+
+void plan_pairs(Call& c) {
+  const PairCounts n = pair_counts(c);
+  const int64_t taps = c.kernel[0] * c.kernel[1], chain = chain_channels(c, n.pairs);
+  c.algorithm = Algorithm::kDirectPairs;
+  c.channel_block = kBlock<float>;
+  c.blocks = c.groups * up_div(c.Kg, kBlock<float>);
+  c.planes = c.groups * n.planes;
+  c.chain_offsets = taps + chain * taps + n.odd_words;
+  c.weight_units = c.blocks * (n.pairs + (n.odd_words > 0));
+  c.weight_bytes = 4 * c.blocks * kBlock<float> * (n.pairs * taps + n.odd_words);
+  plan_slabs<float>(c, chain >= n.pairs);
+}
+
+// Packed weights [block][word of the sum][kBlock], zeros beyond the block's size. Unit: (block, pair of
+// channels or odd channel).
+void pack_pairs(const Call& c, int64_t begin, int64_t end) {
+  const PairCounts n = pair_counts(c);
+  const int64_t taps = c.kernel[0] * c.kernel[1], units = n.pairs + (n.odd_words > 0);
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const Block b = block_at(c, unit / units);
+    const int64_t pair = unit % units;
+    uint32_t* to = static_cast<uint32_t*>(c.packed_weight) +
+                   (b.index * (n.pairs * taps + n.odd_words) + pair * taps) * kBlock<float>;
+    const BFloat* from =
+        static_cast<const BFloat*>(c.weight) + b.first * c.w_strides[0] + 2 * pair * c.w_strides[1];
+    const bool odd = pair == n.pairs;
+    const int64_t step = odd ? 2 : 1, partner = odd ? c.w_strides[3] : c.w_strides[1];
+    for (int64_t r = 0; r < c.kernel[0]; ++r) {
+      for (int64_t s = 0; s < c.kernel[1]; s += step) {
+        const BFloat* tap = from + r * c.w_strides[2] + s * c.w_strides[3];
+        const bool alone = odd && s + 1 == c.kernel[1];
+        for (int64_t k = 0; k < b.size; ++k, tap += c.w_strides[0]) {
+          *to++ = tap[0].bits | (alone ? 0u : static_cast<uint32_t>(tap[partner].bits) << 16);
+        }
+        for (int64_t k = b.size; k < kBlock<float>; ++k) *to++ = 0;
+      }
+    }
+  }
+}
+
+// Columns of a row of the input that a segment of the slab wants: start, start + step, ...
+struct Columns {
+  int64_t start, step, width;
+  // Of `count` columns from `first` on those that are there.
+  ZB_INLINE Range there(int64_t first, int64_t count, int64_t shift) const {
+    const int64_t begin = start + shift + first * step;
+    const int64_t from = begin >= 0 ? 0 : least(count, up_div(-begin, step));
+    return {from, begin >= width ? from : clamped(up_div(width - begin, step), from, count)};
+  }
+};
+
+// 16 values of a row, each in the low half of a lane, zeros where there is none: column columns.start + shift
+// + (first + lane) * step. `pitch` is the distance of two columns.
+ZB_INLINE __m512i load_halves(const BFloat* row, int64_t pitch, const Columns& columns, int64_t shift,
+                              int64_t first, int64_t count) {
+  const Range lanes = columns.there(first, count, shift);
+  const int64_t hop = columns.step * pitch;
+  const BFloat* from = row + (columns.start + shift + first * columns.step) * pitch;
+  const uint64_t mask = ((uint64_t{1} << lanes.end) - 1) & ~((uint64_t{1} << lanes.begin) - 1);
+  if (hop == 1) {
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(static_cast<__mmask16>(mask), from));
+  }
+  if (hop == 2) {
+    const uint64_t ends = ((uint64_t{1} << 2 * lanes.end) - 1) & ~((uint64_t{1} << 2 * lanes.begin) - 1);
+    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>(ends & 0x55555555), from);
+  }
+  alignas(64) uint32_t line[16] = {};
+  for (int64_t i = lanes.begin; i < lanes.end; ++i) line[i] = from[i * hop].bits;
+  return _mm512_load_si512(line);
+}
+
+// to[i] = (low[column i], high[column i + shift]); high may be null. Writes whole vectors: what reaches past
+// the segment is written again, with the next one.
+ZB_INLINE void fill_words(float* to, int64_t count, const BFloat* low, const BFloat* high, int64_t shift,
+                          int64_t pitch, const Columns& columns) {
+  for (int64_t i = 0; i < count; i += 16) {
+    const int64_t some = least(16, count - i);
+    __m512i words = load_halves(low, pitch, columns, 0, i, some);
+    if (high) {
+      const __m512i others = load_halves(high, pitch, columns, shift, i, some);
+      words = _mm512_or_si512(words, _mm512_slli_epi32(others, 16));
+    }
+    _mm512_storeu_si512(to + i, words);
+  }
+}
+
+// One segment of `planes` planes, `pitch` apart, where the two channels of a pair lie side by side in memory,
+// so that a word is read as it stands; pixels are `hop` values apart.
+ZB_INLINE void turn_words(float* to, int64_t pitch, int64_t planes, int64_t count, const BFloat* row,
+                          int64_t hop, Range there) {
+  const BFloat* from = row + there.begin * hop;
+  for (int64_t p = 0; p < planes; ++p) {
+    float* plane = to + p * pitch;
+    std::memset(plane, 0, sizeof(float) * static_cast<size_t>(there.begin));
+    std::memset(plane + there.end, 0, sizeof(float) * static_cast<size_t>(count - there.end));
+  }
+  if (hop % 2 == 0 && planes > 1) {
+    transpose(reinterpret_cast<const float*>(from), hop / 2, there.size(), planes, to + there.begin, pitch);
+    return;
+  }
+  for (int64_t p = 0; p < planes; ++p, from += 2) {
+    for (int64_t i = 0; i < there.size(); ++i) {
+      std::memcpy(to + p * pitch + there.begin + i, from + i * hop, sizeof(float));
+    }
+  }
+}
+
+struct PairSums {
+  static Slab<float> fill(const Call& c, Range images, Range rows, Range columns, float* data) {
+    const SlabShape shape = slab_shape(c, rows.size(), columns.size());
+    const PairCounts n = pair_counts(c);
+    const int64_t segments = c.by_phase ? c.stride[1] : c.kernel[1];
+    const int64_t next = c.by_phase ? 1 : c.dilation[1], pitch = c.x_strides[3];
+    return fill_slab<BFloat, float>(
+        c, images, rows, columns, data, [&](float* to, const BFloat* row, int64_t left) {
+          for (int64_t g = 0; g < c.groups; ++g, to += n.planes * shape.pitch) {
+            const BFloat* first = row + g * c.Cg * c.x_strides[1];
+            if (c.x_strides[1] == 1) {
+              for (int64_t s = 0; s < segments; ++s) {
+                const Columns at{left + s * next, c.stride[1], c.in[1]};
+                turn_words(to + s * shape.segment, shape.pitch, n.pairs, shape.segment,
+                           first + at.start * pitch, at.step * pitch, at.there(0, shape.segment, 0));
+              }
+            }
+            // In order, see fill_words.
+            for (int64_t p = c.x_strides[1] == 1 ? n.pairs : 0; p < n.planes; ++p) {
+              const BFloat* low = first + least(2 * p, c.Cg - 1) * c.x_strides[1];
+              const bool paired = p < n.pairs, shifted = p == n.pairs && n.shifted;
+              const BFloat* high = paired ? low + c.x_strides[1] : shifted ? low : nullptr;
+              for (int64_t s = 0; s < segments; ++s) {
+                fill_words(to + p * shape.pitch + s * shape.segment, shape.segment, low, high,
+                           paired ? 0 : c.dilation[1], pitch, {left + s * next, c.stride[1], c.in[1]});
+              }
+            }
+          }
+        });
+  }
+
+  // Where the words of a chain's pairs, and then the odd channel's, begin for a row of the map.
+  static ZB_INLINE void chain_offsets(const Call& c, const PairCounts& n, int64_t pitch, int64_t pairs,
+                                      int64_t odd_plane, const int64_t* tap, int64_t* to) {
+    const int64_t taps = c.kernel[0] * c.kernel[1];
+    for (int64_t p = 0; p < pairs; ++p) {
+      for (int64_t t = 0; t < taps; ++t) *to++ = tap[t] + p * pitch;
+    }
+    if (odd_plane < 0) return;
+    for (int64_t r = 0; r < c.kernel[0]; ++r, tap += c.kernel[1]) {
+      for (int64_t s = 0; s + 1 < c.kernel[1]; s += 2) *to++ = tap[s] + odd_plane * pitch;
+      if (n.single) *to++ = tap[c.kernel[1] - 1] + (odd_plane + n.shifted) * pitch;
+    }
+  }
+
+  static void block(const Call& c, const Block& b, const Slab<float>& slab, Range images,
+                    const Map<float>* maps, int64_t* offsets) {
+    const PairCounts n = pair_counts(c);
+    const int64_t taps = c.kernel[0] * c.kernel[1], chain = chain_channels(c, n.pairs);
+    const int64_t pitch = slab.shape.pitch, words = n.pairs * taps + n.odd_words;
+    const float* weights = static_cast<const float*>(c.packed_weight) + b.index * words * kBlock<float>;
+    const float* group = slab.data + b.group * n.planes * pitch;
+    for (int64_t first = 0; first == 0 || first < n.pairs; first += chain) {
+      const int64_t pairs = least(chain, n.pairs - first);
+      const bool odd = n.odd_words > 0 && first + pairs == n.pairs;  // joins the last chain
+      const int64_t count = pairs * taps + (odd ? n.odd_words : 0);
+      for (int64_t image = images.begin; image < images.end; ++image) {
+        const Map<float>& map = maps[image];
+        for (int64_t h = map.rows.begin; h < map.rows.end; ++h) {
+          tap_offsets(c, slab, image, h, offsets);
+          chain_offsets(c, n, pitch, pairs, odd ? pairs : -1, offsets, offsets + taps);
+          tile_run<float, 1, PairProduct>(map.columns.size(), b.size, group + first * pitch, offsets + taps, count,
+                                          weights + first * taps * kBlock<float>,
+                                          map.data + (h - map.rows.begin) * map.row_pitch, first > 0);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace zb::conv_relu_pool::cpu
