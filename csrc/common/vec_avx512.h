@@ -20,7 +20,8 @@ struct Vec<float> {
   static ZB_INLINE reg sub(reg a, reg b) { return _mm512_sub_ps(a, b); }
   static ZB_INLINE reg mul(reg a, reg b) { return _mm512_mul_ps(a, b); }
   static ZB_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
-  static ZB_INLINE reg relu(reg a) { return _mm512_max_ps(zero(), a); }  // NaN: the second operand
+  static ZB_INLINE reg max(reg a, reg b) { return _mm512_max_ps(a, b); }  // NaN: the second operand
+  static ZB_INLINE reg relu(reg a) { return max(zero(), a); }
   static ZB_INLINE mask gt(reg a, reg b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static ZB_INLINE mask is_nan(reg a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
   static ZB_INLINE mask either(mask a, mask b) { return static_cast<mask>(a | b); }
@@ -53,7 +54,8 @@ struct Vec<double> {
   static ZB_INLINE reg sub(reg a, reg b) { return _mm512_sub_pd(a, b); }
   static ZB_INLINE reg mul(reg a, reg b) { return _mm512_mul_pd(a, b); }
   static ZB_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_pd(a, b, c); }
-  static ZB_INLINE reg relu(reg a) { return _mm512_max_pd(zero(), a); }
+  static ZB_INLINE reg max(reg a, reg b) { return _mm512_max_pd(a, b); }
+  static ZB_INLINE reg relu(reg a) { return max(zero(), a); }
   static ZB_INLINE mask gt(reg a, reg b) { return _mm512_cmp_pd_mask(a, b, _CMP_GT_OQ); }
   static ZB_INLINE mask is_nan(reg a) { return _mm512_cmp_pd_mask(a, a, _CMP_UNORD_Q); }
   static ZB_INLINE mask either(mask a, mask b) { return static_cast<mask>(a | b); }

@@ -47,7 +47,7 @@ void plan_pairs(Call& c) {
   c.channel_block = kBlock<float>;
   c.blocks = c.groups * up_div(c.Kg, kBlock<float>);
   c.planes = c.groups * n.planes;
-  c.chain_offsets = taps + chain * taps + n.odd_words;
+  c.chain_offsets = taps + 2 * (chain * taps + n.odd_words);  // see pooled_block
   c.weight_units = c.blocks * (n.pairs + (n.odd_words > 0));
   c.weight_bytes = 4 * c.blocks * kBlock<float> * (n.pairs * taps + n.odd_words);
   plan_slabs<float>(c, chain >= n.pairs);
@@ -147,6 +147,47 @@ ZB_INLINE void turn_words(float* to, int64_t pitch, int64_t planes, int64_t coun
   }
 }
 
+// The largest of QS windows of 2x2 outputs, from two rows of them, times VECTORS vectors of output channels.
+template <int QS, int VECTORS>
+void pooled_tile(const float* x, const int64_t* upper, const int64_t* lower, int64_t count, const float* w,
+                 float* out) {
+  using V = Vec<float>;
+  V::reg acc[2][2 * QS][VECTORS];
+#pragma GCC unroll 2
+  for (int r = 0; r < 2; ++r) {
+#pragma GCC unroll 16
+    for (int j = 0; j < 2 * QS; ++j) {
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; ++v) acc[r][j][v] = V::zero();
+    }
+  }
+  for (int64_t i = 0; i < count; ++i, w += kBlock<float>) {
+    multiply_add<float, PairProduct, 2 * QS, VECTORS, 1>(acc[0], x + upper[i], w);
+    multiply_add<float, PairProduct, 2 * QS, VECTORS, 1>(acc[1], x + lower[i], w);
+  }
+#pragma GCC unroll 8
+  for (int q = 0; q < QS; ++q) {
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; ++v) {
+      const V::reg top = largest<V>(acc[0][2 * q + 1][v], acc[0][2 * q][v]);
+      const V::reg bottom = largest<V>(acc[1][2 * q + 1][v], acc[1][2 * q][v]);
+      V::store(out + q * kBlock<float> + v * V::n, largest<V>(bottom, top));
+    }
+  }
+}
+
+template <int VECTORS, int QS>
+ZB_INLINE void pooled_tile_of(int64_t windows, const float* x, const int64_t* upper, const int64_t* lower,
+                              int64_t count, const float* w, float* out) {
+  if constexpr (QS > 0) {
+    if (windows == QS) {
+      pooled_tile<QS, VECTORS>(x, upper, lower, count, w, out);
+    } else {
+      pooled_tile_of<VECTORS, QS - 1>(windows, x, upper, lower, count, w, out);
+    }
+  }
+}
+
 struct PairSums {
   static Slab<float> fill(const Call& c, Range images, Range rows, Range columns, float* data) {
     const SlabShape shape = slab_shape(c, rows.size(), columns.size());
@@ -192,6 +233,46 @@ struct PairSums {
     }
   }
 
+  // Whether windows are taken in registers, so that the map is in no memory at all: 2x2, whole and apart, of
+  // sums that are one chain, where y alone is wanted.
+  static bool pools(const Call& c) {
+    for (int d = 0; d < 2; ++d) {
+      if (c.pool_kernel[d] != 2 || c.pool_padding[d] != 0 || 2 * c.out[d] > c.map[d]) return false;
+      if (c.pool_stride[d] != 2 && c.out[d] > 1) return false;
+    }
+    const int64_t pairs = pair_counts(c).pairs;
+    return rounds_last(c) && c.pool == Pooling::kMax && chain_channels(c, pairs) >= pairs;
+  }
+
+  // Pooled rows [row][column][kBlock] of one image.
+  static void pooled_block(const Call& c, const Block& b, const Slab<float>& slab, int64_t image,
+                           const Pooled<float>& pooled, int64_t* offsets) {
+    constexpr int kWindows = 3;  // 24 accumulators of two vectors
+    const PairCounts n = pair_counts(c);
+    const int64_t taps = c.kernel[0] * c.kernel[1], count = n.pairs * taps + n.odd_words;
+    const float* weights = static_cast<const float*>(c.packed_weight) + b.index * count * kBlock<float>;
+    const float* x = slab.data + b.group * n.planes * slab.shape.pitch;
+    int64_t *upper = offsets + taps, *lower = upper + count;
+    float* out = pooled.value;
+    for (int64_t p = pooled.rows.begin; p < pooled.rows.end; ++p) {
+      for (int i = 0; i < 2; ++i) {
+        tap_offsets(c, slab, image, 2 * p + i, offsets);
+        chain_offsets(c, n, slab.shape.pitch, n.pairs, n.odd_words > 0 ? n.pairs : -1, offsets,
+                      i == 0 ? upper : lower);
+      }
+      const int64_t columns = pooled.columns.size(), widest = b.size <= 16 ? 2 * kWindows : kWindows;
+      for (int64_t left = up_div(columns, widest), q = 0; left > 0; --left) {
+        const int64_t some = up_div(columns - q, left);
+        if (b.size <= 16) {
+          pooled_tile_of<1, 2 * kWindows>(some, x + 2 * q, upper, lower, count, weights, out);
+        } else {
+          pooled_tile_of<2, kWindows>(some, x + 2 * q, upper, lower, count, weights, out);
+        }
+        q += some, out += some * kBlock<float>;
+      }
+    }
+  }
+
   static void block(const Call& c, const Block& b, const Slab<float>& slab, Range images,
                     const Map<float>* maps, int64_t* offsets) {
     const PairCounts n = pair_counts(c);
@@ -216,6 +297,22 @@ struct PairSums {
     }
   }
 };
+
+// A task of PairSums::pools, some pooled rows at a time.
+void run_pooled_pairs(const Call& c, const Task& t, DirectScratch<float> s) {
+  const Slab<float> slab = PairSums::fill(c, t.images, t.rows, t.columns, s.slab);
+  const int64_t rows = most(1, kPoolBytes / (t.out_columns.size() * kBlock<float> * 4));
+  for (int64_t i = t.blocks.begin; i < t.blocks.end; ++i) {
+    const Block b = block_at(c, i);
+    for (int64_t image = t.images.begin; image < t.images.end; ++image) {
+      for (int64_t p = t.out_rows.begin; p < t.out_rows.end; p += rows) {
+        const Pooled<float> some{s.value, s.position, {p, least(p + rows, t.out_rows.end)}, t.out_columns};
+        PairSums::pooled_block(c, b, slab, image - t.images.begin, some, s.offsets);
+        write_outputs<BFloat>(c, some, s.runs, image, b);
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace zb::conv_relu_pool::cpu

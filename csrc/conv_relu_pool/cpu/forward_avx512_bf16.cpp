@@ -25,7 +25,9 @@ void pack(const Call& c, int64_t begin, int64_t end) {
 void run(const Call& c, int64_t task, void* scratch) {
   if (c.algorithm != Algorithm::kDirectPairs) return kAvx512Kernels.run(c, task, scratch);
   Scratch memory{static_cast<char*>(scratch), 0};
-  run_direct<BFloat, float, PairSums>(c, task_at(c, task), direct_scratch<float>(c, memory));
+  const Task t = task_at(c, task);
+  const DirectScratch<float> s = direct_scratch<float>(c, memory);
+  PairSums::pools(c) ? run_pooled_pairs(c, t, s) : run_direct<BFloat, float, PairSums>(c, t, s);
 }
 
 }  // namespace

@@ -44,6 +44,13 @@ void run_direct(const Call& c, const Task& t, DirectScratch<T> s) {
         Sums::block(c, b, slab, images, s.maps, s.offsets);
         for (int64_t image = images.begin; image < images.end; ++image) {
           const bool last = rows.end == t.rows.end;
+          if (c.pool == Pooling::kNone) {  // the map is what is written
+            activate<E>(c, s.maps[image]);
+            write_map_bits(c, s.maps[image], s.runs, t.images.begin + image, b, last);
+            const Pooled<T> as_it_is{s.maps[image].data, s.position, rows, t.columns};
+            write_outputs<E>(c, as_it_is, s.runs, t.images.begin + image, b);
+            continue;
+          }
           after_convolution<E>(c, s.maps[image], pooled, s.runs, t.images.begin + image, b, last || !whole);
           if (last) write_outputs<E>(c, pooled, s.runs, t.images.begin + image, b);
         }
