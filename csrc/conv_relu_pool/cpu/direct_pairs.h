@@ -80,57 +80,56 @@ void pack_pairs(const Call& c, int64_t begin, int64_t end) {
   }
 }
 
-// Columns of a row of the input that a segment of the slab wants: start, start + step, ...
+// The columns start, start + step, ... of a row of the input that a segment of the slab wants; those of
+// [there.begin, there.end) are inside of it.
 struct Columns {
-  int64_t start, step, width;
-  // Of `count` columns from `first` on those that are there.
-  ZB_INLINE Range there(int64_t first, int64_t count, int64_t shift) const {
-    const int64_t begin = start + shift + first * step;
-    const int64_t from = begin >= 0 ? 0 : least(count, up_div(-begin, step));
-    return {from, begin >= width ? from : clamped(up_div(width - begin, step), from, count)};
-  }
+  int64_t start, step;
+  Range there;
 };
 
-// 16 values of a row, each in the low half of a lane, zeros where there is none: column columns.start + shift
-// + (first + lane) * step. `pitch` is the distance of two columns.
-ZB_INLINE __m512i load_halves(const BFloat* row, int64_t pitch, const Columns& columns, int64_t shift,
-                              int64_t first, int64_t count) {
-  const Range lanes = columns.there(first, count, shift);
-  const int64_t hop = columns.step * pitch;
-  const BFloat* from = row + (columns.start + shift + first * columns.step) * pitch;
-  const uint64_t mask = ((uint64_t{1} << lanes.end) - 1) & ~((uint64_t{1} << lanes.begin) - 1);
+ZB_INLINE Columns columns_at(const Call& c, int64_t start, int64_t count) {
+  const int64_t step = c.stride[1], width = c.in[1];
+  const int64_t begin = start >= 0 ? 0 : least(count, up_div(-start, step));
+  return {start, step, {begin, start >= width ? begin : clamped(up_div(width - start, step), begin, count)}};
+}
+
+// The bits [from, to) of 32, each taken into 0 .. 32.
+ZB_INLINE uint32_t bit_range(int64_t from, int64_t to) {
+  const uint64_t below = (uint64_t{1} << clamped(from, 0, 32)) - 1, all = (uint64_t{1} << clamped(to, 0, 32)) - 1;
+  return static_cast<uint32_t>(all & ~below);
+}
+
+// 16 values of a row from `first` of the columns on, each in the low half of a lane, zeros where there is none.
+// `pitch` is the distance of two columns of the row.
+ZB_INLINE __m512i load_halves(const BFloat* row, int64_t pitch, const Columns& columns, int64_t first) {
+  const int64_t hop = columns.step * pitch, begin = columns.there.begin - first, end = columns.there.end - first;
+  const BFloat* from = row + (columns.start + first * columns.step) * pitch;
   if (hop == 1) {
-    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(static_cast<__mmask16>(mask), from));
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(static_cast<__mmask16>(bit_range(begin, end)), from));
   }
-  if (hop == 2) {
-    const uint64_t ends = ((uint64_t{1} << 2 * lanes.end) - 1) & ~((uint64_t{1} << 2 * lanes.begin) - 1);
-    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>(ends & 0x55555555), from);
-  }
+  if (hop == 2) return _mm512_maskz_loadu_epi16(bit_range(2 * begin, 2 * end) & 0x55555555, from);
   alignas(64) uint32_t line[16] = {};
-  for (int64_t i = lanes.begin; i < lanes.end; ++i) line[i] = from[i * hop].bits;
+  for (int64_t i = most(begin, 0); i < least(end, 16); ++i) line[i] = from[i * hop].bits;
   return _mm512_load_si512(line);
 }
 
-// to[i] = (low[column i], high[column i + shift]); high may be null. Writes whole vectors: what reaches past
-// the segment is written again, with the next one.
-ZB_INLINE void fill_words(float* to, int64_t count, const BFloat* low, const BFloat* high, int64_t shift,
-                          int64_t pitch, const Columns& columns) {
+// to[i] = (low[column i of at], high[column i of high_at]), i < count; high may be null.
+ZB_INLINE void fill_words(float* to, int64_t count, const BFloat* low, const Columns& at, const BFloat* high,
+                          const Columns& high_at, int64_t pitch) {
   for (int64_t i = 0; i < count; i += 16) {
-    const int64_t some = least(16, count - i);
-    __m512i words = load_halves(low, pitch, columns, 0, i, some);
-    if (high) {
-      const __m512i others = load_halves(high, pitch, columns, shift, i, some);
-      words = _mm512_or_si512(words, _mm512_slli_epi32(others, 16));
-    }
-    _mm512_storeu_si512(to + i, words);
+    __m512i words = load_halves(low, pitch, at, i);
+    if (high) words = _mm512_or_si512(words, _mm512_slli_epi32(load_halves(high, pitch, high_at, i), 16));
+    _mm512_mask_storeu_epi32(to + i, static_cast<__mmask16>(bit_range(0, count - i)), words);
   }
 }
 
 // One segment of `planes` planes, `pitch` apart, where the two channels of a pair lie side by side in memory,
-// so that a word is read as it stands; pixels are `hop` values apart.
+// so that a word is read as it stands.
 ZB_INLINE void turn_words(float* to, int64_t pitch, int64_t planes, int64_t count, const BFloat* row,
-                          int64_t hop, Range there) {
-  const BFloat* from = row + there.begin * hop;
+                          int64_t column_pitch, const Columns& at) {
+  const Range there = at.there;
+  const int64_t hop = at.step * column_pitch;
+  const BFloat* from = row + (at.start + there.begin * at.step) * column_pitch;
   for (int64_t p = 0; p < planes; ++p) {
     float* plane = to + p * pitch;
     std::memset(plane, 0, sizeof(float) * static_cast<size_t>(there.begin));
@@ -198,22 +197,24 @@ struct PairSums {
         c, images, rows, columns, data, [&](float* to, const BFloat* row, int64_t left) {
           for (int64_t g = 0; g < c.groups; ++g, to += n.planes * shape.pitch) {
             const BFloat* first = row + g * c.Cg * c.x_strides[1];
-            if (c.x_strides[1] == 1) {
-              for (int64_t s = 0; s < segments; ++s) {
-                const Columns at{left + s * next, c.stride[1], c.in[1]};
-                turn_words(to + s * shape.segment, shape.pitch, n.pairs, shape.segment,
-                           first + at.start * pitch, at.step * pitch, at.there(0, shape.segment, 0));
+            for (int64_t s = 0; s < segments; ++s) {
+              const Columns at = columns_at(c, left + s * next, shape.segment);
+              float* segment = to + s * shape.segment;
+              int64_t p = 0;
+              if (c.x_strides[1] == 1) {
+                turn_words(segment, shape.pitch, n.pairs, shape.segment, first, pitch, at);
+                p = n.pairs;
               }
-            }
-            // In order, see fill_words.
-            for (int64_t p = c.x_strides[1] == 1 ? n.pairs : 0; p < n.planes; ++p) {
-              const BFloat* low = first + least(2 * p, c.Cg - 1) * c.x_strides[1];
-              const bool paired = p < n.pairs, shifted = p == n.pairs && n.shifted;
-              const BFloat* high = paired ? low + c.x_strides[1] : shifted ? low : nullptr;
-              for (int64_t s = 0; s < segments; ++s) {
-                fill_words(to + p * shape.pitch + s * shape.segment, shape.segment, low, high,
-                           paired ? 0 : c.dilation[1], pitch, {left + s * next, c.stride[1], c.in[1]});
+              for (; p < n.pairs; ++p) {
+                const BFloat* low = first + 2 * p * c.x_strides[1];
+                fill_words(segment + p * shape.pitch, shape.segment, low, at, low + c.x_strides[1], at, pitch);
               }
+              const BFloat* odd = first + 2 * n.pairs * c.x_strides[1];
+              if (n.shifted) {
+                const Columns next_tap = columns_at(c, at.start + c.dilation[1], shape.segment);
+                fill_words(segment + p++ * shape.pitch, shape.segment, odd, at, odd, next_tap, pitch);
+              }
+              if (n.single) fill_words(segment + p * shape.pitch, shape.segment, odd, at, nullptr, at, pitch);
             }
           }
         });
