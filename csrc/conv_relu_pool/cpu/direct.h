@@ -192,8 +192,7 @@ void tile(const T* x, const int64_t* at, int64_t count, const T* w, T* out, bool
     const int64_t pitch = at[0];
     for (; count >= STEP; count -= STEP, x += pitch, w += STEP * kBlock<T>) {
 #pragma GCC unroll 8
-      for (int i = 0; i < STEP; ++i)
-        multiply_add<T, P, PIXELS, VECTORS, STEP>(acc, x + i, w + i * kBlock<T>);
+      for (int i = 0; i < STEP; ++i) multiply_add<T, P, PIXELS, VECTORS, STEP>(acc, x + i, w + i * kBlock<T>);
     }
     for (int64_t i = 0; i < count; ++i)
       multiply_add<T, P, PIXELS, VECTORS, STEP>(acc, x + i, w + i * kBlock<T>);

@@ -1,10 +1,11 @@
 // Direct convolution in bfloat16, two taps an instruction: VDPBF16PS adds the products of two pairs to each
 // float32 lane, at the rate of one multiply-add. For files compiled with AVX-512-BF16.
 //
-// A word of 32 bits holds a pair of inputs or of weights. The slab of direct.h keeps words in place of values,
-// and its planes are pairs of channels; everything else stays as it is there. An odd last channel pairs the
-// columns of the filter: one plane holds (x[w], x[w + dilation]), and if the filter has an odd last column,
-// one more (x[w], 0). No word reaches past what an output sees, so that a NaN there is not multiplied by a 0.
+// A word of 32 bits holds a pair of inputs or of weights. The slab of direct.h keeps words in place of
+// values, and its planes are pairs of channels; everything else stays as it is there. An odd last channel
+// pairs the columns of the filter: one plane holds (x[w], x[w + dilation]), and if the filter has an odd last
+// column, one more (x[w], 0). No word reaches past what an output sees, so that a NaN there is not multiplied
+// by a 0.
 //
 //   planes of a group   [channels 0 1] [channels 2 3] ... [last, last shifted] [last, 0]
 //   words of a sum      pairs of channels: (pair, row, column); then the odd channel's: (row, column / 2)
@@ -27,8 +28,8 @@ struct PairProduct {
 
 // What the channels of a group come to.
 struct PairCounts {
-  int64_t pairs;            // of channels
-  bool shifted, single;     // the odd channel's planes
+  int64_t pairs;              // of channels
+  bool shifted, single;       // the odd channel's planes
   int64_t planes, odd_words;  // of the group; of the odd channel in a sum
 };
 
@@ -95,17 +96,20 @@ ZB_INLINE Columns columns_at(const Call& c, int64_t start, int64_t count) {
 
 // The bits [from, to) of 32, each taken into 0 .. 32.
 ZB_INLINE uint32_t bit_range(int64_t from, int64_t to) {
-  const uint64_t below = (uint64_t{1} << clamped(from, 0, 32)) - 1, all = (uint64_t{1} << clamped(to, 0, 32)) - 1;
+  const uint64_t below = (uint64_t{1} << clamped(from, 0, 32)) - 1,
+                 all = (uint64_t{1} << clamped(to, 0, 32)) - 1;
   return static_cast<uint32_t>(all & ~below);
 }
 
-// 16 values of a row from `first` of the columns on, each in the low half of a lane, zeros where there is none.
-// `pitch` is the distance of two columns of the row.
+// 16 values of a row from `first` of the columns on, each in the low half of a lane, zeros where there is
+// none. `pitch` is the distance of two columns of the row.
 ZB_INLINE __m512i load_halves(const BFloat* row, int64_t pitch, const Columns& columns, int64_t first) {
-  const int64_t hop = columns.step * pitch, begin = columns.there.begin - first, end = columns.there.end - first;
+  const int64_t hop = columns.step * pitch, begin = columns.there.begin - first,
+                end = columns.there.end - first;
   const BFloat* from = row + (columns.start + first * columns.step) * pitch;
   if (hop == 1) {
-    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(static_cast<__mmask16>(bit_range(begin, end)), from));
+    return _mm512_cvtepu16_epi32(
+        _mm256_maskz_loadu_epi16(static_cast<__mmask16>(bit_range(begin, end)), from));
   }
   if (hop == 2) return _mm512_maskz_loadu_epi16(bit_range(2 * begin, 2 * end) & 0x55555555, from);
   alignas(64) uint32_t line[16] = {};
@@ -146,10 +150,50 @@ ZB_INLINE void turn_words(float* to, int64_t pitch, int64_t planes, int64_t coun
   }
 }
 
-// The largest of QS windows of 2x2 outputs, from two rows of them, times VECTORS vectors of output channels.
+// Where the words of one chain of sums begin for a row of the map. They are the same for all rows whose
+// filter lies within the input, but for a shift.
+struct ChainWords {
+  const Call& c;
+  const Slab<float>& slab;
+  int64_t pairs;  // of channels, that the chain takes
+  bool odd;       // and whether the odd channel: its planes follow theirs
+  int64_t *taps, *list;
+  int64_t image = 0, row = 0;  // of the list
+  bool inner = false;          // whether it serves others
+
+  // Sets `list` up for a row of the map; returns what is to be added to each of its addresses.
+  ZB_INLINE int64_t at(int64_t wanted_image, int64_t wanted_row) {
+    const int64_t top = wanted_row * c.stride[0] - c.padding[0];
+    const bool whole = top >= 0 && top + (c.kernel[0] - 1) * c.dilation[0] < c.in[0];
+    if (inner && whole) {
+      return (wanted_image - image) * slab.image_pitch +
+             (wanted_row - row) * (c.dense_rows ? c.stride[0] : c.kernel[0]) * slab.row_pitch;
+    }
+    image = wanted_image, row = wanted_row, inner = whole;
+    tap_offsets(c, slab, image, row, taps);
+    const int64_t count = c.kernel[0] * c.kernel[1], pitch = slab.shape.pitch, last = c.kernel[1] - 1;
+    int64_t* to = list;
+    for (int64_t p = 0; p < pairs; ++p) {
+      for (int64_t t = 0; t < count; ++t) *to++ = taps[t] + p * pitch;
+    }
+    if (!odd) return 0;
+    for (const int64_t* tap = taps; tap < taps + count; tap += c.kernel[1]) {
+      for (int64_t s = 0; s < last; s += 2) *to++ = tap[s] + pairs * pitch;
+      if (last % 2 == 0) *to++ = tap[last] + (pairs + (last > 0)) * pitch;
+    }
+    return 0;
+  }
+};
+
+// Two rows of the map: where they begin in the slab, and the words from there.
+struct RowPair {
+  const float* x[2];
+  const int64_t* list[2];
+};
+
+// The largest of QS windows of 2x2 outputs times VECTORS vectors of output channels.
 template <int QS, int VECTORS>
-void pooled_tile(const float* x, const int64_t* upper, const int64_t* lower, int64_t count, const float* w,
-                 float* out) {
+void pooled_tile(const RowPair& rows, int64_t skip, int64_t count, const float* w, float* out) {
   using V = Vec<float>;
   V::reg acc[2][2 * QS][VECTORS];
 #pragma GCC unroll 2
@@ -160,9 +204,10 @@ void pooled_tile(const float* x, const int64_t* upper, const int64_t* lower, int
       for (int v = 0; v < VECTORS; ++v) acc[r][j][v] = V::zero();
     }
   }
+  const float *upper = rows.x[0] + skip, *lower = rows.x[1] + skip;
   for (int64_t i = 0; i < count; ++i, w += kBlock<float>) {
-    multiply_add<float, PairProduct, 2 * QS, VECTORS, 1>(acc[0], x + upper[i], w);
-    multiply_add<float, PairProduct, 2 * QS, VECTORS, 1>(acc[1], x + lower[i], w);
+    multiply_add<float, PairProduct, 2 * QS, VECTORS, 1>(acc[0], upper + rows.list[0][i], w);
+    multiply_add<float, PairProduct, 2 * QS, VECTORS, 1>(acc[1], lower + rows.list[1][i], w);
   }
 #pragma GCC unroll 8
   for (int q = 0; q < QS; ++q) {
@@ -176,13 +221,13 @@ void pooled_tile(const float* x, const int64_t* upper, const int64_t* lower, int
 }
 
 template <int VECTORS, int QS>
-ZB_INLINE void pooled_tile_of(int64_t windows, const float* x, const int64_t* upper, const int64_t* lower,
-                              int64_t count, const float* w, float* out) {
+ZB_INLINE void pooled_tile_of(int64_t windows, const RowPair& rows, int64_t skip, int64_t count,
+                              const float* w, float* out) {
   if constexpr (QS > 0) {
     if (windows == QS) {
-      pooled_tile<QS, VECTORS>(x, upper, lower, count, w, out);
+      pooled_tile<QS, VECTORS>(rows, skip, count, w, out);
     } else {
-      pooled_tile_of<VECTORS, QS - 1>(windows, x, upper, lower, count, w, out);
+      pooled_tile_of<VECTORS, QS - 1>(windows, rows, skip, count, w, out);
     }
   }
 }
@@ -207,7 +252,8 @@ struct PairSums {
               }
               for (; p < n.pairs; ++p) {
                 const BFloat* low = first + 2 * p * c.x_strides[1];
-                fill_words(segment + p * shape.pitch, shape.segment, low, at, low + c.x_strides[1], at, pitch);
+                fill_words(segment + p * shape.pitch, shape.segment, low, at, low + c.x_strides[1], at,
+                           pitch);
               }
               const BFloat* odd = first + 2 * n.pairs * c.x_strides[1];
               if (n.shifted) {
@@ -218,20 +264,6 @@ struct PairSums {
             }
           }
         });
-  }
-
-  // Where the words of a chain's pairs, and then the odd channel's, begin for a row of the map.
-  static ZB_INLINE void chain_offsets(const Call& c, const PairCounts& n, int64_t pitch, int64_t pairs,
-                                      int64_t odd_plane, const int64_t* tap, int64_t* to) {
-    const int64_t taps = c.kernel[0] * c.kernel[1];
-    for (int64_t p = 0; p < pairs; ++p) {
-      for (int64_t t = 0; t < taps; ++t) *to++ = tap[t] + p * pitch;
-    }
-    if (odd_plane < 0) return;
-    for (int64_t r = 0; r < c.kernel[0]; ++r, tap += c.kernel[1]) {
-      for (int64_t s = 0; s + 1 < c.kernel[1]; s += 2) *to++ = tap[s] + odd_plane * pitch;
-      if (n.single) *to++ = tap[c.kernel[1] - 1] + (odd_plane + n.shifted) * pitch;
-    }
   }
 
   // Whether windows are taken in registers, so that the map is in no memory at all: 2x2, whole and apart, of
@@ -245,35 +277,6 @@ struct PairSums {
     return rounds_last(c) && c.pool == Pooling::kMax && chain_channels(c, pairs) >= pairs;
   }
 
-  // Pooled rows [row][column][kBlock] of one image.
-  static void pooled_block(const Call& c, const Block& b, const Slab<float>& slab, int64_t image,
-                           const Pooled<float>& pooled, int64_t* offsets) {
-    constexpr int kWindows = 3;  // 24 accumulators of two vectors
-    const PairCounts n = pair_counts(c);
-    const int64_t taps = c.kernel[0] * c.kernel[1], count = n.pairs * taps + n.odd_words;
-    const float* weights = static_cast<const float*>(c.packed_weight) + b.index * count * kBlock<float>;
-    const float* x = slab.data + b.group * n.planes * slab.shape.pitch;
-    int64_t *upper = offsets + taps, *lower = upper + count;
-    float* out = pooled.value;
-    for (int64_t p = pooled.rows.begin; p < pooled.rows.end; ++p) {
-      for (int i = 0; i < 2; ++i) {
-        tap_offsets(c, slab, image, 2 * p + i, offsets);
-        chain_offsets(c, n, slab.shape.pitch, n.pairs, n.odd_words > 0 ? n.pairs : -1, offsets,
-                      i == 0 ? upper : lower);
-      }
-      const int64_t columns = pooled.columns.size(), widest = b.size <= 16 ? 2 * kWindows : kWindows;
-      for (int64_t left = up_div(columns, widest), q = 0; left > 0; --left) {
-        const int64_t some = up_div(columns - q, left);
-        if (b.size <= 16) {
-          pooled_tile_of<1, 2 * kWindows>(some, x + 2 * q, upper, lower, count, weights, out);
-        } else {
-          pooled_tile_of<2, kWindows>(some, x + 2 * q, upper, lower, count, weights, out);
-        }
-        q += some, out += some * kBlock<float>;
-      }
-    }
-  }
-
   static void block(const Call& c, const Block& b, const Slab<float>& slab, Range images,
                     const Map<float>* maps, int64_t* offsets) {
     const PairCounts n = pair_counts(c);
@@ -285,12 +288,12 @@ struct PairSums {
       const int64_t pairs = least(chain, n.pairs - first);
       const bool odd = n.odd_words > 0 && first + pairs == n.pairs;  // joins the last chain
       const int64_t count = pairs * taps + (odd ? n.odd_words : 0);
+      ChainWords chain_words{c, slab, pairs, odd, offsets, offsets + taps};
       for (int64_t image = images.begin; image < images.end; ++image) {
         const Map<float>& map = maps[image];
         for (int64_t h = map.rows.begin; h < map.rows.end; ++h) {
-          tap_offsets(c, slab, image, h, offsets);
-          chain_offsets(c, n, pitch, pairs, odd ? pairs : -1, offsets, offsets + taps);
-          tile_run<float, 1, PairProduct>(map.columns.size(), b.size, group + first * pitch, offsets + taps, count,
+          const float* x = group + first * pitch + chain_words.at(image, h);
+          tile_run<float, 1, PairProduct>(map.columns.size(), b.size, x, chain_words.list, count,
                                           weights + first * taps * kBlock<float>,
                                           map.data + (h - map.rows.begin) * map.row_pitch, first > 0);
         }
@@ -301,15 +304,38 @@ struct PairSums {
 
 // A task of PairSums::pools, some pooled rows at a time.
 void run_pooled_pairs(const Call& c, const Task& t, DirectScratch<float> s) {
+  constexpr int kWindows = 3;  // 24 accumulators of two vectors
+  const PairCounts n = pair_counts(c);
+  const int64_t taps = c.kernel[0] * c.kernel[1], count = n.pairs * taps + n.odd_words;
+  const int64_t columns = t.out_columns.size(),
+                together = most(1, kPoolBytes / (columns * kBlock<float> * 4));
   const Slab<float> slab = PairSums::fill(c, t.images, t.rows, t.columns, s.slab);
-  const int64_t rows = most(1, kPoolBytes / (t.out_columns.size() * kBlock<float> * 4));
+  ChainWords upper{c, slab, n.pairs, n.odd_words > 0, s.offsets, s.offsets + taps};
+  ChainWords lower{c, slab, n.pairs, n.odd_words > 0, s.offsets, s.offsets + taps + count};
   for (int64_t i = t.blocks.begin; i < t.blocks.end; ++i) {
     const Block b = block_at(c, i);
-    for (int64_t image = t.images.begin; image < t.images.end; ++image) {
-      for (int64_t p = t.out_rows.begin; p < t.out_rows.end; p += rows) {
-        const Pooled<float> some{s.value, s.position, {p, least(p + rows, t.out_rows.end)}, t.out_columns};
-        PairSums::pooled_block(c, b, slab, image - t.images.begin, some, s.offsets);
-        write_outputs<BFloat>(c, some, s.runs, image, b);
+    const bool narrow = b.size <= Vec<float>::n;
+    const float* weights = static_cast<const float*>(c.packed_weight) + i * count * kBlock<float>;
+    const float* x = slab.data + b.group * n.planes * slab.shape.pitch;
+    for (int64_t image = 0; image < t.images.size(); ++image) {
+      for (int64_t first = t.out_rows.begin; first < t.out_rows.end; first += together) {
+        const Pooled<float> pooled{
+            s.value, s.position, {first, least(first + together, t.out_rows.end)}, t.out_columns};
+        float* out = s.value;
+        for (int64_t p = pooled.rows.begin; p < pooled.rows.end; ++p) {
+          const int64_t above = upper.at(image, 2 * p), below = lower.at(image, 2 * p + 1);
+          const RowPair rows{{x + above, x + below}, {upper.list, lower.list}};
+          for (int64_t left = up_div(columns, narrow ? 2 * kWindows : kWindows), q = 0; left > 0; --left) {
+            const int64_t some = up_div(columns - q, left);
+            if (narrow) {
+              pooled_tile_of<1, 2 * kWindows>(some, rows, 2 * q, count, weights, out);
+            } else {
+              pooled_tile_of<2, kWindows>(some, rows, 2 * q, count, weights, out);
+            }
+            q += some, out += some * kBlock<float>;
+          }
+        }
+        write_outputs<BFloat>(c, pooled, s.runs, t.images.begin + image, b);
       }
     }
   }

@@ -346,8 +346,7 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, Runs<T>& kept, int64_
                        b.size);
     }
     if (last && c.slope == 0) {
-      write_lanes(c, y, value, length, b.size,
-                  [](E* to, typename V::reg v) { store_as(to, V::relu(v)); });
+      write_lanes(c, y, value, length, b.size, [](E* to, typename V::reg v) { store_as(to, V::relu(v)); });
     } else {
       write_lanes(c, y, value, length, b.size, [](E* to, typename V::reg v) { store_as(to, v); });
     }

@@ -1,4 +1,5 @@
-// What processors with AVX-512-BF16 have beside the kernels of forward_avx512.cpp, which take everything else.
+// What processors with AVX-512-BF16 have beside the kernels of forward_avx512.cpp, which take everything
+// else.
 #if defined(__AVX512BF16__)
 #include <cstdlib>
 #include "conv_relu_pool/cpu/direct_pairs.h"

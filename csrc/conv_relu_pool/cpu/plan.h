@@ -156,7 +156,7 @@ void plan_direct(Call& c) {
   c.planes = c.C;
   c.chain_offsets = chain * taps;
   c.weight_units = pixels ? c.K : c.blocks * c.Cg;
-  c.weight_bytes = static_cast<int64_t>(sizeof(T)) * (pixels ? c.K : c.blocks * kBlock<T>) * c.Cg * taps;
+  c.weight_bytes = static_cast<int64_t>(sizeof(T)) * (pixels ? c.K : c.blocks * kBlock<T>)*c.Cg * taps;
   plan_slabs<T>(c, pixels || chain == c.Cg);
 }
 
