@@ -1,8 +1,8 @@
 // From pre-activations to y, code and sig. Part of forward_kernel.h.
 #pragma once
 
-#include "common/transpose.h"
 #include "conv_relu_pool/cpu/bits.h"
+#include "conv_relu_pool/cpu/lanes.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
@@ -232,37 +232,6 @@ void divide(const Call& c, const Pooled<T>& pooled) {
   }
 }
 
-// Lanes [pixel][kBlock] of a run of y's pixels to where y (or its code) has them; store(to, register) writes
-// Vec<T>::n of them side by side.
-template <class T, class Out, class Store>
-void write_lanes(const Call& c, Out* to, const T* lanes, int64_t count, int64_t channels,
-                 const Store& store) {
-  using V = Vec<T>;
-  constexpr int64_t n = V::n;
-  for (int64_t k = 0; k < channels; k += n, lanes += n, to += n * c.y_strides[1]) {
-    const int64_t some = least(n, channels - k);
-    // A pixel's lanes, one by one where they don't lie side by side or are not all wanted.
-    const auto write_pixel = [&](int64_t i) {
-      Out* at = to + i * c.y_strides[3];
-      if (some == n && c.y_strides[1] == 1) return store(at, V::load(lanes + i * kBlock<T>));
-      Out line[n];
-      store(line, V::load(lanes + i * kBlock<T>));
-      for (int64_t j = 0; j < some; ++j) at[j * c.y_strides[1]] = line[j];
-    };
-    int64_t i = 0;
-    if constexpr (sizeof(T) == sizeof(float)) {
-      for (int64_t next = 0; c.y_strides[1] != 1 && next < count && count >= n; next += n) {
-        i = least(next, count - n);  // the last ones overlap
-        alignas(64) float turned[n * n];
-        transpose(lanes + i * kBlock<T>, kBlock<T>, n, some, turned, n);
-        for (int64_t j = 0; j < some; ++j) store(to + j * c.y_strides[1] + i, V::load(turned + j * n));
-      }
-      if (c.y_strides[1] != 1 && count >= n) continue;
-    }
-    for (; i < count; ++i) write_pixel(i);
-  }
-}
-
 // What the backward pass has to know of each window, in place of the positions.
 template <class T>
 void codes_of_positions(const Call& c, const T* value, T* position, int64_t count) {
@@ -333,10 +302,10 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, Runs<T>& kept, int64_
     E* y = static_cast<E*>(c.y) + offset;
     if (c.units == UnitKind::kOutput) {
       if constexpr (sizeof(E) != sizeof(T)) {  // the bit is that of the value returned, which a mean rounds
-        for (int64_t i = 0; i < length * kBlock<T>; ++i) {
-          E narrow;
-          put(&narrow, value[i]);
-          value[i] = value_of(narrow);
+        for (int64_t i = 0; i < length * 2; ++i) {
+          E narrow[V::n];
+          store_as(narrow, V::load(value + i * V::n));
+          V::store(value + i * V::n, load_as(narrow));
         }
       }
       kept.units.template append_signs<false>(value, length);
@@ -345,11 +314,7 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, Runs<T>& kept, int64_
       kept.units.flush(c.sig + image * c.sig_words, (b.first * plane + at) * c.unit_bits, plane * c.unit_bits,
                        b.size);
     }
-    if (last && c.slope == 0) {
-      write_lanes(c, y, value, length, b.size, [](E* to, typename V::reg v) { store_as(to, V::relu(v)); });
-    } else {
-      write_lanes(c, y, value, length, b.size, [](E* to, typename V::reg v) { store_as(to, v); });
-    }
+    write_values(c, y, value, length, b.size, last && c.slope == 0);
   }
 }
 
