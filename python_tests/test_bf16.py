@@ -15,7 +15,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 
 import zbkernels as zb
 from zbkernels import _loader
@@ -30,7 +30,9 @@ TINY = 2.0**-126
 Conv = dict[str, Any]
 
 
-def drawn(n: int, c: int, h: int, w: int, k: int, cg: int, r: int, s: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+def drawn(
+    n: int, c: int, h: int, w: int, k: int, cg: int, r: int, s: int, seed: int = 0
+) -> tuple[torch.Tensor, ...]:
     gen = torch.Generator().manual_seed(seed)
     x = torch.randn(n, c, h, w, generator=gen).bfloat16()
     weight = (torch.randn(k, cg, r, s, generator=gen) / math.sqrt(cg * r * s)).bfloat16()
@@ -72,7 +74,10 @@ def problems(draw: st.DrawFn) -> tuple[tuple[int, ...], Conv, Conv]:
     groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
     cg, kg = draw(st.sampled_from((1, 2, 3, 4, 7, 16, 33, 70))), draw(st.sampled_from((1, 8, 16, 17, 32, 40)))
     r, s = draw(st.integers(1, 5)), draw(st.integers(1, 7))
-    stride, dilation = draw(st.tuples(st.integers(1, 3), st.integers(1, 4))), draw(st.tuples(*[st.integers(1, 3)] * 2))
+    stride, dilation = (
+        draw(st.tuples(st.integers(1, 3), st.integers(1, 4))),
+        draw(st.tuples(*[st.integers(1, 3)] * 2)),
+    )
     padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
     h = dilation[0] * (r - 1) + draw(st.integers(1, 14))
     w = dilation[1] * (s - 1) + draw(st.integers(1, 40))
@@ -82,7 +87,10 @@ def problems(draw: st.DrawFn) -> tuple[tuple[int, ...], Conv, Conv]:
     if kind != "none":
         kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
         pool |= {"pool_kernel": draw(st.sampled_from(((2, 2), kernel)))}
-        pool |= {"pool_stride": draw(st.sampled_from((None, (1, 2), (2, 2)))), "ceil_mode": draw(st.booleans())}
+        pool |= {
+            "pool_stride": draw(st.sampled_from((None, (1, 2), (2, 2)))),
+            "ceil_mode": draw(st.booleans()),
+        }
     return (draw(st.integers(1, 3)), groups * cg, h, w, groups * kg, cg, r, s), conv, pool
 
 
@@ -116,7 +124,9 @@ def test_values_over_odd_shapes(
     # As do one image, the other memory format, and the pass with a signature where both are direct.
     one = zb.conv_relu_pool2d(x[-1:], weight, **conv, **pool)
     assert torch.equal(one, y[-1:])
-    other = zb.conv_relu_pool2d(x.contiguous(memory_format=FORMATS[layout == FORMATS[0]]), weight, **conv, **pool)
+    other = zb.conv_relu_pool2d(
+        x.contiguous(memory_format=FORMATS[layout == FORMATS[0]]), weight, **conv, **pool
+    )
     assert torch.equal(other, y)
     kernel = zb.last_kernel()
     with_bits, sig = zb.conv_relu_pool2d_nap(x, weight, **conv, **pool, units="output")
@@ -145,7 +155,9 @@ def test_what_is_not_finite_stands_where_it_is_seen(
     for channel, value in ((0, math.nan), (c - 1, math.inf), (c - 1, math.nan)):
         bad = x.clone()
         bad[1, channel, 4, 17] = bad[1, channel, 0, 40] = value
-        got = zb.conv_relu_pool2d(bad.contiguous(memory_format=layout), weight, **conv, pool="none", negative_slope=1.0)
+        got = zb.conv_relu_pool2d(
+            bad.contiguous(memory_format=layout), weight, **conv, pool="none", negative_slope=1.0
+        )
         exact = F.conv2d(bad.double(), weight.double(), None, **conv)
         for test in (torch.isnan, torch.isposinf, torch.isneginf):
             assert torch.equal(test(got), test(exact))
@@ -154,7 +166,9 @@ def test_what_is_not_finite_stands_where_it_is_seen(
     # A filter's value is seen by its own channel alone, and not where it meets no column at all.
     bad = weight.clone()
     bad[5, c - 1, 1, s - 1] = math.nan
-    got = zb.conv_relu_pool2d(x.contiguous(memory_format=layout), bad, **conv, pool="none", negative_slope=1.0)
+    got = zb.conv_relu_pool2d(
+        x.contiguous(memory_format=layout), bad, **conv, pool="none", negative_slope=1.0
+    )
     assert got[:, 5].isnan().all() and got.isnan().sum() == got[:, 5].numel()
 
 

@@ -11,15 +11,15 @@ bool pairs_are_faster(const Call& c) {
   if (c.element != Element::kBFloat) return false;
   if (c.algorithm == Algorithm::kDirect) return true;
   if (c.algorithm != Algorithm::kWinograd) return false;
-  // Winograd leaves points^2 products a channel for side^2 outputs, of twice the time of a pair's; its
-  // transforms take as long as so many more: of the input, once for all output channels, and of the output,
-  // once for all input channels (less where a folded filter's few channels are four times as many). Fitted to
+  // Winograd leaves points^2 products a channel for side^2 outputs, each a multiply-add, as a pair of taps is.
+  // Its transforms take as long as so many more: the input's, shared by the output channels, of 9, the
+  // output's, shared by the input channels, of 10, or 3 where folding has made four channels of one. Fitted to
   // filters from 2x2 to 7x7, 1 to 128 channels, 16 and 64 output channels on one core of an EPYC (Zen 4).
   const double points = static_cast<double>(c.points), side = points + 1 - static_cast<double>(c.filter);
   const double products = static_cast<double>(c.fold * c.fold) * points * points / (side * side);
   const double taps = static_cast<double>(c.kernel[0] * c.kernel[1]);
   const double extra = taps / 2 - products * (1 + 9 / static_cast<double>(c.K));
-  return static_cast<double>(c.C) * extra < products * (c.fold == 1 ? 10 : 4);
+  return static_cast<double>(c.C) * extra < products * (c.fold == 1 ? 10 : 3);
 }
 
 void plan(Call& c) {
