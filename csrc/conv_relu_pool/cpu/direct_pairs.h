@@ -16,8 +16,9 @@
 // Least time: VDPBF16PS has the rate of FMA (3.6 a nanosecond, of 16 lanes; latency 6 cycles, not 4), so half
 // of a direct float32 kernel's; where Winograd's F(4x4, 3x3) pays, it needs half of that again.
 //
-// Versions, NCHW, milliseconds of one thread of an EPYC (Zen 4; processor time, other cores busy), best of 9 or
-// more, in brackets the float32 kernel in the same run. 1x1: 16x64x56x56 to 256, no pool; 3x3: to 128, stride 2:
+// Versions, NCHW, milliseconds of one thread of an EPYC (Zen 4; processor time, other cores busy), best of
+// 9, in brackets the float32 kernel in the same run (1x1: 16x64x56x56 to 256, no pool; 3x3: to 128, stride
+// 2):
 //                                                mnist1       cifar1       1x1            3x3
 //   the tiles of direct.h, with words            4.3 [3.7]    5.4 [4.6]    17.5 [23.0]    13.2 [20.2]
 //   2x2 windows in registers; no pool: from
