@@ -91,7 +91,7 @@ Tensor backward_winograd_input(const BackwardArgs& a) {
   for (int i = 0; i < 4; ++i) c.x_strides[i] = a.grad.stride(i), c.y_strides[i] = grad_x.stride(i);
   const Kernels& kernels = general_kernels_here();
   kernels.plan(c);
-  run_call(kernels, c, nullptr);
+  run_call(kernels, c, false);
   note_kernel(kernels.winograd_backward_name);
   return grad_x;
 }

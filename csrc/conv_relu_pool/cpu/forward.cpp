@@ -10,6 +10,7 @@
 #include "conv_relu_pool/cpu/call.h"
 #include "conv_relu_pool/cpu/kernels.h"
 #include "conv_relu_pool/cpu/run_call.h"
+#include "conv_relu_pool/cpu/small_calls.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
@@ -84,10 +85,15 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
   if (call.sig) std::memset(call.sig, 0, static_cast<size_t>(out.sig.numel()) * 8);
   if (call.code_kind == CodeKind::kBits) std::memset(call.code, 0, static_cast<size_t>(out.code.numel()) * 8);
 
+  keep_call(call);
+  run_forward(call);
+}
+
+void run_forward(Call& call) {
   const Kernels& kernels = kernels_here();
   kernels.plan(call);
-  // In training each call brings new weights.
-  run_call(kernels, call, p.need_code ? nullptr : &weight);
+  const bool training = call.code_kind != CodeKind::kNone;  // each call brings new weights
+  run_call(kernels, call, !training);
   note_kernel(name_of(kernels, call));
 }
 
