@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -28,6 +29,15 @@ ROUNDING = 2.0**-8  # to bfloat16: the largest relative error
 TINY = 2.0**-126
 
 Conv = dict[str, Any]
+
+
+@pytest.fixture
+def highest() -> Iterator[None]:
+    """Direct sums everywhere."""
+    before = zb.get_conv_precision()
+    zb.set_conv_precision("highest")
+    yield
+    zb.set_conv_precision(before)
 
 
 def drawn(
@@ -196,6 +206,7 @@ def test_values_below_the_least_normal_one() -> None:
             assert torch.equal(zb.nap_unpack(sig, y.numel()), (y > 0).flatten(1))
 
 
+@pytest.mark.usefixtures("highest")
 @pytest.mark.parametrize("layout", FORMATS, ids=("contiguous", "channels_last"))
 def test_small_whole_numbers_are_exact(layout: torch.memory_format) -> None:
     gen = torch.Generator().manual_seed(1)
