@@ -137,7 +137,7 @@ def set_highest_precision(on: bool) -> None:
 def conv_kernel(dtype: str, sizes: Sequence[int], with_units: bool) -> str:
     """The CPU library's kernel for a forward pass of ``conv_relu_pool2d``; "" where it is not loaded.
 
-    ``sizes``: C, K, groups, then pairs: input, filter, stride, padding, dilation, un-pooled map.
+    ``sizes``: C, K, groups, then pairs: input, filter, stride, padding, dilation, un-pooled map; N, weight strides.
     """
     library = _handles.get("_C_cpu")
     if library is None:

@@ -10,7 +10,7 @@ enum class Element { kFloat, kDouble, kHalf, kBFloat };
 enum class Pooling { kNone, kMax, kAvg };
 enum class UnitKind { kNone, kRelu, kOutput, kWinner };
 enum class CodeKind { kNone, kByte, kInt, kBits };
-enum class Algorithm { kDirect, kDirectPairs, kDirectPixels, kDepthwise, kWinograd };
+enum class Algorithm { kDirect, kDirectPairs, kDirectPixels, kDepthwise, kWinograd, kFewPixels };
 
 // A range of one axis, cut into equal blocks.
 struct Cut {
@@ -66,6 +66,7 @@ struct Call {
   int64_t fold, filter, shift[2];        // Winograd: see Folding in plan.h
   bool few;                              // Winograd of so few channels that winograd_few.h takes them
   int64_t points;                        // of one dimension of a tile, see winograd_transforms.h
+  bool channels_innermost;               // of the weight; few pixels only
   int64_t weight_units, weight_bytes;    // packed weights: units of work, and size
   int64_t scratch_bytes;                 // of one thread
   void* packed_weight;
@@ -77,6 +78,7 @@ struct Kernels {
   const char* pixels_name;
   const char* depthwise_name;
   const char* winograd_name;
+  const char* few_pixels_name;
   const char* winograd_backward_name;
   void (*plan)(Call&);
   void (*pack)(const Call&, int64_t begin, int64_t end);  // of [0, weight_units)

@@ -11,10 +11,10 @@ bool pairs_are_faster(const Call& c) {
   if (c.element != Element::kBFloat) return false;
   if (c.algorithm == Algorithm::kDirect) return true;
   if (c.algorithm != Algorithm::kWinograd) return false;
-  // Winograd leaves points^2 products a channel for side^2 outputs, each a multiply-add, as a pair of taps is.
-  // Its transforms take as long as so many more: the input's, shared by the output channels, of 9, the
-  // output's, shared by the input channels, of 10, or 3 where folding has made four channels of one. Fitted to
-  // filters from 2x2 to 7x7, 1 to 128 channels, 16 and 64 output channels on one core of an EPYC (Zen 4).
+  // Winograd leaves points^2 products a channel for side^2 outputs, each a multiply-add, as a pair of taps
+  // is. Its transforms take as long as so many more: the input's, shared by the output channels, of 9, the
+  // output's, shared by the input channels, of 10, or 3 where folding has made four channels of one. Fitted
+  // to filters from 2x2 to 7x7, 1 to 128 channels, 16 and 64 output channels on one core of an EPYC (Zen 4).
   const double points = static_cast<double>(c.points), side = points + 1 - static_cast<double>(c.filter);
   const double products = static_cast<double>(c.fold * c.fold) * points * points / (side * side);
   const double taps = static_cast<double>(c.kernel[0] * c.kernel[1]);
@@ -46,6 +46,7 @@ const Kernels kAvx512Bf16Kernels = {"direct avx512",
                                     "direct-pixels avx512",
                                     "depthwise avx512",
                                     "winograd avx512",
+                                    "few-pixels avx512",
                                     "backward winograd avx512",
                                     &plan,
                                     &pack,

@@ -7,12 +7,14 @@
 //   depthwise.h      the same where each output channel sees one input channel
 //   winograd.h       the same for filters from 2x2 to 7x7 with fewer multiplications
 //   winograd_few.h   the same for first layers, of few channels
+//   few_pixels.h     direct sums where weights are read more often than used
 //   epilogue.h       activation, pooling, codes, signatures, y
 #pragma once
 
 #include "conv_relu_pool/cpu/depthwise.h"
 #include "conv_relu_pool/cpu/direct.h"
 #include "conv_relu_pool/cpu/epilogue.h"
+#include "conv_relu_pool/cpu/few_pixels.h"
 #include "conv_relu_pool/cpu/plan.h"
 #include "conv_relu_pool/cpu/run_direct.h"
 #include "conv_relu_pool/cpu/winograd.h"
@@ -26,6 +28,8 @@ void plan_as(Call& c) {
   plan_algorithm<T>(c);
   if (c.algorithm == Algorithm::kWinograd) {
     plan_winograd(c);
+  } else if (c.algorithm == Algorithm::kFewPixels) {
+    plan_few_pixels(c);
   } else if (c.algorithm == Algorithm::kDepthwise) {
     plan_depthwise(c);
   } else {
@@ -37,6 +41,8 @@ template <class E, class T>
 void pack_as(const Call& c, int64_t begin, int64_t end) {
   if (c.algorithm == Algorithm::kWinograd) {
     if constexpr (sizeof(T) == 4) pack_winograd<E>(c, begin, end);
+  } else if (c.algorithm == Algorithm::kFewPixels) {
+    lay_out_pixels(c, begin, end);
   } else if (c.algorithm == Algorithm::kDepthwise) {
     if constexpr (sizeof(T) == 4) pack_depthwise<E>(c, begin, end);
   } else if (c.algorithm == Algorithm::kDirectPixels) {
@@ -52,6 +58,8 @@ void run_as(const Call& c, int64_t i, void* scratch) {
   Scratch memory{static_cast<char*>(scratch), 0};
   if (c.algorithm == Algorithm::kWinograd) {
     if constexpr (sizeof(T) == 4) c.few ? run_few_channels<E>(c, t, memory) : run_winograd<E>(c, t, memory);
+  } else if (c.algorithm == Algorithm::kFewPixels) {
+    run_few_pixels(c, t, memory);
   } else if (c.algorithm == Algorithm::kDepthwise) {
     if constexpr (sizeof(T) == 4) run_depthwise<E>(c, t, memory);
   } else {

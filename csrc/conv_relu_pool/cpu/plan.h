@@ -13,6 +13,8 @@ constexpr int64_t kPoolBytes = 16 << 10;   // of them those that are pooled at o
 constexpr int64_t kSlabBytes = 768 << 10;  // input of one task
 constexpr int64_t kColumns = 512;          // of the map, in one task
 constexpr int64_t kTasksPerThread = 4;
+// few_pixels.h takes at most so many pixels and taps of a channel, and at least so many weights.
+constexpr int64_t kFewPixels = 48, kMostTaps = 64, kManyWeights = 1 << 18;
 
 // Folding: a convolution of stride 2 is one of stride 1 over the four phases of its input as channels, with
 // filters of half the size: x'[4c + 2a + b][i][j] = x[c][2i + a][2j + b]. With an odd padding the filter gets
@@ -45,10 +47,39 @@ ZB_INLINE bool fold_for_winograd(Call& c) {
   return c.few || (channels >= least_channels && channels <= 4096 && c.K >= 8);
 }
 
+// Whether the weight lies in memory as [K][C][R][S], or as [K][R][S][C] (and then channels_innermost).
+ZB_INLINE bool dense_weight(Call& c) {
+  const int64_t sizes[4] = {c.K, c.C, c.kernel[0], c.kernel[1]};
+  const int64_t taps = sizes[2] * sizes[3];
+  const int64_t contiguous[4] = {c.C * taps, taps, sizes[3], 1},
+                channels_last[4] = {c.C * taps, 1, sizes[3] * c.C, c.C};
+  const auto lies = [&](const int64_t* strides) {
+    for (int d = 0; d < 4; ++d) {
+      if (sizes[d] > 1 && c.w_strides[d] != strides[d]) return false;
+    }
+    return true;
+  };
+  c.channels_innermost = !lies(contiguous);
+  return !c.channels_innermost || lies(channels_last);
+}
+
+// One image of a deep layer: see few_pixels.h. The sum's order depends on the batch, which "highest"
+// excludes.
+ZB_INLINE bool few_pixels(Call& c) {
+  if (c.element != Element::kFloat || c.highest || c.groups != 1 || c.unpool) return false;
+  const int64_t pixels = c.N * c.map[0] * c.map[1], weights = c.K * c.C * c.kernel[0] * c.kernel[1];
+  return pixels <= kFewPixels && weights >= kManyWeights && c.kernel[0] * c.kernel[1] <= kMostTaps &&
+         dense_weight(c);
+}
+
 template <class T>
 void plan_algorithm(Call& c) {
   c.all_map = c.units == UnitKind::kRelu || c.code_kind == CodeKind::kBits;
   c.channel_block = kBlock<T>;
+  if (few_pixels(c)) {
+    c.algorithm = Algorithm::kFewPixels;
+    return;
+  }
   if (sizeof(T) == 4 && fold_for_winograd(c)) {
     c.algorithm = Algorithm::kWinograd;
     c.blocks = up_div(c.K, kBlock<T>);

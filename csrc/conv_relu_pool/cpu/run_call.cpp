@@ -37,7 +37,8 @@ Element element_of(ScalarType dtype) {
 void run_call(const Kernels& kernels, Call& call, bool keep_weights) {
   thread_local Arena weights;
   thread_local Arena scratch;
-  const PackedWeights packed = keep_weights ? find_packed_weights(kernels, call) : nullptr;
+  const PackedWeights packed =
+      keep_weights && call.algorithm != Algorithm::kFewPixels ? find_packed_weights(kernels, call) : nullptr;
   if (!packed) {
     call.packed_weight = weights.get(call.weight_bytes);
     pack_weights(kernels, call);
