@@ -199,7 +199,7 @@ def allow_tf32(convolution: bool, matmul: bool) -> None:
 
 
 def cpu_capability() -> str:
-    """What the CPU kernels use ("avx512", "avx2", "portable"), "" where they are not loaded."""
+    """What the CPU kernels use ("avx512_bf16", "avx512", "avx2", "portable"), "" where they are not loaded."""
     library = _handles.get("_C_cpu")
     return "" if library is None else _text(library, "zb_cpu_capability")
 
