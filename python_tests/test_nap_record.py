@@ -230,6 +230,13 @@ def test_spellings_in_place_leaky_twice_and_without_batch_dimensions():
     assert torch.equal(reader.read(x)[0], expected)
 
 
+def test_integer_inputs_stay_integers():
+    table = nn.Embedding(9, 70).double()
+    tokens = torch.tensor([1, 8, 3])
+    model = nn.Sequential(table, nn.ReLU())
+    assert torch.equal(patterns(model, tokens), zb.nap_pack(table(tokens).detach()))
+
+
 def test_linear_layers_over_positions_are_packed_by_example():
     model = zb.nn.LinearReLU(6, 10)
     x = torch.randn(4, 3, 6)

@@ -437,6 +437,7 @@ def cpu_kernel(
     g = Geometry(*conv, **pool)
     pairs = (x.shape[-2:], weight.shape[2:], g.stride, g.padding, g.dilation, g.map_size(x, weight))
     sizes = [x.shape[-3], weight.shape[0], g.groups, *(size for pair in pairs for size in pair)]
+    sizes += [x.shape[0] if x.dim() == 4 else 1, *weight.stride()]
     return _loader.conv_kernel(str(x.dtype).removeprefix("torch."), sizes, bool(units))
 
 
