@@ -144,7 +144,9 @@ def _covers(region: Region | None, kind: str, dtype: torch.dtype) -> bool:
     if region is None or (region.kind == "hull" and kind != "convex"):
         return False
     margin = region.margins[dtype]
-    return margin.holds and 10.0 ** KINDS[kind][0] >= margin.scale
+    least, most = margin.scales
+    low, high = (10.0**power for power in KINDS[kind])
+    return margin.holds and least <= low and high <= most
 
 
 def _members(groups: Groups, which: int, count: int, generator: torch.Generator) -> Tensor:

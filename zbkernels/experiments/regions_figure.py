@@ -25,7 +25,7 @@ _MARKERS = {
 }  # by hidden layers; as a letter for titles
 _MORE = ("v", "▼")
 _ZOOM = 15
-_PALETTE = 128  # colours of the file: thousands of tinted polygons make a large one
+_PALETTE = 200  # colours of the file: thousands of tinted polygons make a large one
 
 
 def figure(metrics: dict[str, Any], path: Path) -> None:
@@ -95,10 +95,10 @@ def _draw_slice(axes: Any, title: str, network: dict[str, Any], half_side: float
         view.add_collection(PolyCollection(outlines, facecolors=tints, edgecolors="white", linewidths=0.35))
         view.set(xlim=(-side, side), ylim=(-side, side), aspect="equal", xticks=[], yticks=[])
     for x, y in network["images"]:
-        axes.plot(x, y, "o", ms=6.5, mfc="#ffd166", mec=_INK, mew=1.1, zorder=4)
+        axes.plot(x, y, "o", ms=6.5, mfc=COLOURS["with-bias"], mec="white", mew=1.1, zorder=4)
     if len(network["images"]) == 2:
         axes.plot(0, 0, "+", ms=9, color=_INK, mew=1.6, zorder=4)
-    zoomed = f", about the origin {_ZOOM} times as large" if len(views) > 1 else ""
+    zoomed = f" (inset: {_ZOOM} times as large)" if len(views) > 1 else ""
     axes.set_title(f"{title}\n{len(polygons):,} patterns{zoomed}", fontsize=11, loc="left")
     for spine in axes.spines.values():
         spine.set_visible(False)
