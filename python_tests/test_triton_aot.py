@@ -190,11 +190,11 @@ def test_every_kernel_is_compiled_here() -> None:
     """A kernel that nobody added to the cases would go unread."""
     import triton
 
-    from zbkernels.triton.kernels import bits, conv, conv_tiles, frequency, hamming, linear, pool
+    from zbkernels.triton.kernels import bits, conv, conv_tiles, frequency, groups, hamming, linear, pool
 
     kernels = {
         name
-        for module in (bits, conv, conv_tiles, frequency, hamming, linear, pool)
+        for module in (bits, conv, conv_tiles, frequency, groups, hamming, linear, pool)
         for name, value in vars(module).items()
         if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
     }

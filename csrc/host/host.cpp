@@ -33,6 +33,7 @@ py::dict cpu_features() {
   features["avx512bw"] = __builtin_cpu_supports("avx512bw") != 0;
   features["avx512dq"] = __builtin_cpu_supports("avx512dq") != 0;
   features["avx512vl"] = __builtin_cpu_supports("avx512vl") != 0;
+  features["avx512_bf16"] = __builtin_cpu_supports("avx512bf16") != 0;
   features["avx512vpopcntdq"] = __builtin_cpu_supports("avx512vpopcntdq") != 0;
 #elif defined(__aarch64__) && defined(__linux__)
   const unsigned long hwcap = getauxval(AT_HWCAP);

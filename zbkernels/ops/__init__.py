@@ -15,7 +15,9 @@ from zbkernels.ops.conv_relu_pool2d_nap import conv_relu_pool2d_nap
 from zbkernels.ops.linear_relu import linear_relu
 from zbkernels.ops.linear_relu_nap import linear_relu_nap
 from zbkernels.ops.nap_frequency import nap_frequency
+from zbkernels.ops.nap_group import nap_group
 from zbkernels.ops.nap_hamming import nap_hamming
+from zbkernels.ops.nap_hash import nap_hash
 from zbkernels.ops.nap_pack import nap_pack
 from zbkernels.ops.nap_topk import nap_topk
 from zbkernels.ops.nap_unpack import nap_unpack
@@ -34,7 +36,9 @@ __all__ = [
     "linear_relu",
     "linear_relu_nap",
     "nap_frequency",
+    "nap_group",
     "nap_hamming",
+    "nap_hash",
     "nap_pack",
     "nap_topk",
     "nap_unpack",
