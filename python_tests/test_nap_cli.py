@@ -209,7 +209,7 @@ def test_certify(folder):
     )
     assert len(groups) == 5 and groups[0]["inputs"] >= groups[-1]["inputs"] >= 2
     for group in groups:
-        assert group["certified"] and group["kind"] == "cone" and group["holds"]["float32"]
+        assert group["certified"] and group["kind"] == "cone" and group["margins"]["float32"]["holds"]
         mixed = (torch.rand(20, len(group["rows"])) @ digits.images[group["rows"]].flatten(1)).view(
             -1, 1, 8, 8
         )
