@@ -32,8 +32,9 @@ from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE
 IMAGES = torch.rand(400, 1, 4, 4, generator=torch.Generator().manual_seed(5))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
+    """Networks this small: two threads would mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -287,6 +288,12 @@ def test_verdicts_follow_the_counts(metrics: dict[str, Any]) -> None:
     same = copy.deepcopy(metrics)
     same["counterexample"]["classes"] = [0] * 65
     assert verdict(same, "Appendix A)") == HOLDS
+    assert verdict(metrics, "over 90 %") == NOT_TESTABLE
+    accurate = copy.deepcopy(metrics)
+    accurate["networks"][0]["accuracy"] = 91.0
+    assert verdict(accurate, "over 90 %") == FAILS
+    accurate["networks"][0]["tried"][0]["at_least"]["2"] = 0
+    assert verdict(accurate, "over 90 %") == HOLDS
     bounded = copy.deepcopy(metrics)
     next(unit for unit in bounded["drawn"] if unit["variant"] == "without-bias")["bounded"] = 1
     assert verdict(bounded, "unbounded cones from") == FAILS

@@ -32,8 +32,9 @@ from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE
 WHOLE = Plane(np.zeros(2), np.array([1.0, 0.0]), np.array([0.0, 1.0]))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
+    """Networks this small: two threads would mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

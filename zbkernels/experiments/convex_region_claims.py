@@ -14,6 +14,7 @@ _CONIC = (
 )
 _BIASED = "Such guarantees hardly exist on normal neural networks (Section 3)"
 _SCALED = "With bias, cones become polytopes: a set's scaled combinations leave its pattern (Figure 2)"
+_RARE = "In networks with accuracies of over 90 % no inputs share pattern and prediction (Section 3)"
 _SHAPES = (
     "Zero-bias regions are unbounded cones from the origin, biased ones typical convex polytopes (Figure 2)"
 )
@@ -29,6 +30,7 @@ def verdicts(metrics: dict[str, Any]) -> list[Verdict]:
         _kept(metrics, _CONIC, tuple(kind for kind in KINDS if kind != "convex")),
         _biased(metrics),
         _scaled(metrics),
+        _rare(metrics),
         _shapes(metrics),
         _scalar_associative(metrics),
         _winners(metrics),
@@ -113,6 +115,22 @@ def _scaled(metrics: dict[str, Any]) -> Verdict:
         HOLDS if broken > sets / 2 else FAILS,
         f"scaled by {low:g} to {high:g}, {broken:,} of {sets:,} sets left their pattern and {other:,} "
         f"their class",
+    )
+
+
+def _rare(metrics: dict[str, Any]) -> Verdict:
+    """Judged by the groups of two or more among the training images."""
+    accurate = [n for n in metrics["networks"] if n["accuracy"] > 90 and not n["pools"]]
+    if not accurate:
+        return Verdict(_RARE, NOT_TESTABLE, "no network of this run is that accurate")
+    groups = {size: [n["tried"][0]["at_least"][size] for n in accurate] for size in ("2", "20")}
+    accuracies = [n["accuracy"] for n in accurate]
+    return Verdict(
+        _RARE,
+        FAILS if max(groups["2"]) else HOLDS,
+        f"{len(accurate)} networks of {min(accuracies):.1f} to {max(accuracies):.1f} %: {min(groups['2']):,} to "
+        f"{max(groups['2']):,} groups of two or more of {metrics['data']['train_images']:,} images, "
+        f"{min(groups['20']):,} to {max(groups['20']):,} of twenty or more",
     )
 
 

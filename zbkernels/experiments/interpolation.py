@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from zbkernels import data as image_sets
 from zbkernels.experiments import interpolation_report
 from zbkernels.experiments.base import Experiment, Preset, RunContext
+from zbkernels.experiments.interpolation_strips import strips
 from zbkernels.experiments.pairs import Groups, Reader, count_pairs, look_again_exactly, look_between
-from zbkernels.experiments.pictures import encode
 from zbkernels.experiments.units import BIASES, VARIANTS, WITH_BIAS, Unit, expect, train_unit
 from zbkernels.models import Architecture, build, parameter_count
 from zbkernels.models.rows import Linear
@@ -27,7 +27,6 @@ from zbkernels.train import Epoch, TrainConfig
 LEARNING_RATE = 0.01  # of Table 1's networks (Appendix C); for these the paper gives nothing but 30 neurons
 ARCHITECTURE = Architecture("30-units", (Linear(30),))
 AGAIN = 50  # broken pairs of a kind that are looked at again in float64, at most
-STRIPS = 5  # pairs shown of each image set, predicted right and predicted wrong, as in Figures 7 and 8
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def _run_on(network: Network, preset: InterpolationPreset, context: RunContext) 
     for _, seed in wanted:
         expect(context, data, _config(network, seed))
     units = [_unit(network, preset, context, data, variant, seed) for variant, seed in wanted]
-    strips = [unit.pop("strips") for unit in units if "strips" in unit]
+    shown = [unit.pop("strips") for unit in units if "strips" in unit]
     return {
         "data": {
             "name": data.name,
@@ -102,7 +101,7 @@ def _run_on(network: Network, preset: InterpolationPreset, context: RunContext) 
         "epochs": network.epochs,
         "batch_size": network.batch_size,
         "units": units,
-        "strips": strips[0] if strips else None,  # of the first seed
+        "strips": shown[0] if shown else None,  # of the first seed
     }
 
 
@@ -144,7 +143,7 @@ def _unit(
             "checks": checks,
         }
         if not biased:
-            result["strips"] = _strips(model, data.test, preset, generator)
+            result["strips"] = strips(model, data.test, preset.pairs, preset.points, generator)
         return result
 
     unit = Unit(
@@ -196,50 +195,6 @@ def _checks(
             look["in_float64"] = look_again_exactly(model, split.images, broken, preset.points, conic=conic)
         looks.append(look)
     return looks
-
-
-def _strips(
-    model: nn.Module, split: image_sets.Split, preset: InterpolationPreset, generator: torch.Generator
-) -> dict[str, list[dict[str, Any]]]:
-    """Pairs of test images to draw: predicted right, and predicted wrong, of as many predictions as there are."""
-    sig, predicted = Reader(model, split.images[:1])(split.images)
-    right = predicted == split.labels
-    shown = {}
-    for kind, among in (("right", right), ("wrong", ~right)):
-        rows = among.nonzero()[:, 0]
-        pairs = rows[Groups.of(sig[rows], predicted[rows]).sample(preset.pairs, generator)]
-        pairs = _varied(pairs, predicted, split.labels)
-        look = look_between(model, split.images, pairs, preset.points)
-        shown[kind] = [
-            {
-                "images": [encode(split.images[row]) for row in pair],
-                "rows": pair,
-                "labels": split.labels[pair].tolist(),
-                "predicted": int(predicted[pair[0]]),
-                "broken": index in look["broken"],
-            }
-            for index, pair in enumerate(pairs.tolist())
-        ]
-    return shown
-
-
-def _varied(pairs: Tensor, predicted: Tensor, labels: Tensor) -> Tensor:
-    """The first few pairs, but new predictions before old ones, and new labels before old ones."""
-    left = pairs.tolist()
-    chosen: list[list[int]] = []
-    seen: list[tuple[int, int, int]] = []
-    while left and len(chosen) < STRIPS:
-
-        def known(pair: list[int]) -> tuple[int, int]:
-            p = int(predicted[pair[0]])
-            kinds = {int(labels[row]) for row in pair}
-            return sum(p == old for old, _, _ in seen), sum(len(kinds & {a, b}) for _, a, b in seen)
-
-        best = min(left, key=known)  # the first of the least known
-        left.remove(best)
-        chosen.append(best)
-        seen.append((int(predicted[best[0]]), int(labels[best[0]]), int(labels[best[1]])))
-    return torch.tensor(chosen, dtype=torch.int64).reshape(-1, 2)
 
 
 EXPERIMENT = Experiment(

@@ -36,14 +36,16 @@ def total(checks: list[dict[str, Any]], key: str) -> int:
 
 
 def _accuracies(metrics: dict[str, Any]) -> Iterator[Verdict]:
-    for paper_set, title in (("mnist", "MNIST"), ("cifar-10", "CIFAR-10")):
+    for place, (paper_set, title) in enumerate((("mnist", "MNIST"), ("cifar-10", "CIFAR-10"))):
         paper = metrics["paper"][paper_set]
         claim = f"A network of 30 neurons has {paper:g} % on {title}"
         parts = [part for part in metrics["sets"] if part["data"]["as_in_paper"]]
         part = next((part for part in parts if part["data"]["name"] == paper_set), None)
         values = [] if part is None else _test_accuracies(part, WITHOUT_BIAS)
         if not values:
-            yield Verdict(claim, NOT_TESTABLE, f"{title} was not read in this run")
+            instead = [other["data"]["title"] for other in metrics["sets"][place : place + 1]]
+            why = f"{title} was not read in this run" + "".join(f"; in its place: {name}" for name in instead)
+            yield Verdict(claim, NOT_TESTABLE, why)
             continue
         gap = mean(values) - paper
         measured = f"{mean(values):.2f} %, {gap:+.2f} (same within {SAME_ACCURACY:g}); training was as long as it takes"
@@ -82,7 +84,7 @@ def _up_to_rounding(checks: list[dict[str, Any]]) -> str:
 
 
 def _broken(checks: list[dict[str, Any]]) -> str:
-    """ "all equal", or how many are not and what becomes of them in float64."""
+    """In words: that all are equal, or how many are not and what becomes of them in float64."""
     broken = total(checks, "pairs_broken")
     if not broken:
         return "all equal"
