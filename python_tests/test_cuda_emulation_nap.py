@@ -127,7 +127,9 @@ def test_every_row_is_nearer_than_those_before(k: int) -> None:
     """Each of a part's rows enters the lists, of all queries at once."""
     rows = 1280 if not SANITIZER else 320
     bits = torch.arange(rows - 1, -1, -1)
-    db = OPS["nap_pack"].reference(torch.arange(1280)[None] < bits[:, None])  # [rows, 20]: one bit less on in each
+    db = OPS["nap_pack"].reference(
+        torch.arange(1280)[None] < bits[:, None]
+    )  # [rows, 20]: one bit less on in each
     check("nap_topk", torch.zeros(33, 20, dtype=torch.int64), db, k)
 
 

@@ -43,12 +43,14 @@ def forward(sig: torch.Tensor) -> Groups:
 
 
 def compare_neighbours(sig: torch.Tensor, order: torch.Tensor, hashes: torch.Tensor) -> torch.Tensor:
-    """uint8 [N]: 0 where row order[i] equals row order[i - 1], 1 where its hash is another, 2 where only its words are."""
+    """uint8 [N]: 0 where row order[i] equals row order[i - 1], 1 where its hash differs, 2 where only its words do."""
     from zbkernels.triton.kernels import groups
 
     N, W = sig.shape
     begins = torch.empty(N, dtype=torch.uint8, device=sig.device)
-    config = choose("nap_group", sig.device, sig.dtype, nap_hash.rows_class(N, W), lambda: nap_hash.candidates(W))
+    config = choose(
+        "nap_group", sig.device, sig.dtype, nap_hash.rows_class(N, W), lambda: nap_hash.candidates(W)
+    )
     start(
         groups.begins_kernel,
         ceil_div(N, config.constants["BLOCK_N"]),

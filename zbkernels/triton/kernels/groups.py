@@ -93,7 +93,9 @@ def begins_kernel(
     i = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = i < N
     follows = live & (i > 0)
-    alike = follows & (tl.load(hashes + i, mask=live, other=0) == tl.load(hashes + i - 1, mask=follows, other=0))
+    alike = follows & (
+        tl.load(hashes + i, mask=live, other=0) == tl.load(hashes + i - 1, mask=follows, other=0)
+    )
     row = tl.load(order + i, mask=live, other=0) * sig_row
     before = tl.load(order + i - 1, mask=follows, other=0) * sig_row
     differ = tl.zeros((BLOCK_N,), tl.int64)
