@@ -221,8 +221,8 @@ class PatternCase:
         if self.mode in ("hamming", "topk"):
             result = 4 * self.n * self.m if self.mode == "hamming" else 12 * self.n * self.k
             return (self.n + self.m) * words + result
-        result = {"frequency": 8 * self.f, "hash": 16 * self.n, "group": 8 * self.n + 16 * self.m}
-        return self.n * words + result[self.mode]
+        results = {"frequency": 8 * self.f, "hash": 16 * self.n, "group": 8 * self.n + 16 * self.m}
+        return self.n * words + results[self.mode]
 
     @property
     def shape(self) -> str:

@@ -84,6 +84,7 @@ class PatternProblem:
         def draw(rows: int) -> torch.Tensor:
             return zb.nap_pack(torch.rand(rows, case.f, generator=seed, device=device) - 0.5)
 
+        self.inputs: tuple[torch.Tensor, ...]
         if case.mode == "group":
             self.inputs = (draw(case.m)[self._kinds(seed)],)
         elif case.mode in ("frequency", "hash"):
