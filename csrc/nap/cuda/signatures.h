@@ -40,8 +40,8 @@ struct Pair {
   }
 };
 
-// How many neighbouring lanes share a row, two words each at a time: a power of two, at most a warp. One where
-// the rows, not the words, lie side by side.
+// How many neighbouring lanes share a row, two words each at a time: a power of two, at most a warp. One
+// where the rows, not the words, lie side by side.
 inline int lanes_of_a_row(const Signatures& s) {
   int lanes = 1;
   if (s.row_step == 1 && s.word_step != 1) return lanes;
