@@ -34,7 +34,7 @@ def load_words(sig, start, left, row_live, sig_word, PAIRS: tl.constexpr, BLOCK_
     of 16 bytes has one mask.
     """
     word = tl.arange(0, BLOCK_W)
-    if PAIRS:
+    if PAIRS:  # noqa: SIM108 - a constexpr, so that only one branch is compiled
         live = row_live[:, None] & (word // 2 < left // 2)[None, :]
     else:
         live = row_live[:, None] & (word < left)[None, :]
