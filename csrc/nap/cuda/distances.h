@@ -1,5 +1,4 @@
-// Distances of 32 rows of one batch to 32 of another, by one warp, on the tensor cores' products of single
-// bits.
+// Distances of 32 rows of one batch to 32 of another, by one warp: the tensor cores' products of single bits.
 //
 // |a xor b| = |a| + |b| - 2 |a and b|, and m16n8k256 adds up |a and b| over 256 bits. An A100 makes 16,384 of
 // these products of bits a clock and SM (4,992 TOPS by its data sheet, an instruction of four warps every 8
