@@ -53,6 +53,11 @@ class Products {
   // Of row l / 4 + 8·h, after `tile`.
   ZB_DEVICE int32_t a_bits(int h) const { return static_cast<int32_t>(a_bits_[h]); }
 
+  // The distance that `relative` is of row l / 4 + 8·h; of no row where there is none in b.
+  ZB_DEVICE int32_t distance(int h, int32_t relative) const {
+    return static_cast<int32_t>(a_bits_[h] + static_cast<uint32_t>(relative));
+  }
+
   // Against rows first, … of b; behind the last of them INT32_MAX.
   ZB_DEVICE void tile(const Signatures& a, const Signatures& b, int64_t first, Relative& found) {
     uint32_t common[kTiles][2][4] = {}, b_bits[kTiles] = {};

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kPairThreads, PAIRS ? 3 : 2)
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             if (found.of[t][h][c] >= bounds[h]) continue;
-            const auto distance = static_cast<Key>(products.a_bits(h) + found.of[t][h][c]);
+            const auto distance = static_cast<Key>(products.distance(h, found.of[t][h][c]));
             const auto number = static_cast<Key>(m0 - start + 8 * t + 2 * (lane % 4) + c);
             const int at = atomicAdd(lists.counts + query, 1);
             lists.of(query)[at] = distance << split.number_bits | number;
