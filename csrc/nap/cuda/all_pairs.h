@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kPairThreads, 3)
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           const int64_t m = m0 + 8 * t + 2 * (lane % 4);
-          const auto value = [&](int c) { return table.of(products.a_bits(h) + found.of[t][h][c], m + c); };
+          const auto value = [&](int c) { return table.of(products.distance(h, found.of[t][h][c]), m + c); };
           const cuda::Vector<Value, 2> two{value(0), value(1)};
           if (whole && m + 1 < last) {
             cuda::store_vector(row + m, two);

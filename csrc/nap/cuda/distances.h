@@ -1,5 +1,4 @@
-// Distances of 32 rows of one batch to 32 of another, by one warp, on the tensor cores' products of single
-// bits.
+// Distances of 32 rows of one batch to 32 of another, by one warp: the tensor cores' products of single bits.
 //
 // |a xor b| = |a| + |b| - 2 |a and b|, and m16n8k256 adds up |a and b| over 256 bits. An A100 makes 16,384 of
 // these products of bits a clock and SM (4,992 TOPS by its data sheet, an instruction of four warps every 8
@@ -53,6 +52,11 @@ class Products {
 
   // Of row l / 4 + 8·h, after `tile`.
   ZB_DEVICE int32_t a_bits(int h) const { return static_cast<int32_t>(a_bits_[h]); }
+
+  // The distance that `relative` is of row l / 4 + 8·h; of no row where there is none in b.
+  ZB_DEVICE int32_t distance(int h, int32_t relative) const {
+    return static_cast<int32_t>(a_bits_[h] + static_cast<uint32_t>(relative));
+  }
 
   // Against rows first, … of b; behind the last of them INT32_MAX.
   ZB_DEVICE void tile(const Signatures& a, const Signatures& b, int64_t first, Relative& found) {

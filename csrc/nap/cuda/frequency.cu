@@ -7,9 +7,8 @@
 // 8 bits, into bytes, each the count of one unit, and the block adds these up.
 //
 // Ladder
-//   1  eight loads under way in a thread, 4 blocks an SM. Predicted: nine tenths of the memory's bandwidth.
-//   Not
-//      yet run on a card.
+//   1  eight loads under way in a thread, 4 blocks an SM. Predicted: nine tenths of the memory's bandwidth
+//      or more. Not yet run on a card.
 #include "common/last_kernel.h"
 #include "common/register.h"
 #include "nap/cuda/signatures.h"

@@ -1,5 +1,4 @@
-// nap_group on a GPU: a table of hashes finds equal rows, comparing their words; a prefix sum numbers the
-// groups.
+// nap_group on a GPU: a table of hashes finds equal rows, and compares words; a prefix sum numbers groups.
 //
 // Floor: one read of the words, and a write of the numbers. The table adds to that: each row claims or meets
 // an entry (24 bytes a row, in a cache of 50 MB up to 2 million rows), reads the row that has claimed it, and
@@ -9,8 +8,7 @@
 //
 // Ladder
 //   1  insert, count the first rows, number them, look up. Predicted for a million rows of 512 bits on an
-//   H100:
-//      0.2 ms, of which 0.02 ms are the read of the words. Not yet run on a card.
+//      H100: 0.2 ms, of which 0.02 ms are the read of the words. Not yet run on a card.
 #include "common/last_kernel.h"
 #include "common/register.h"
 #include "nap/cuda/signatures.h"
@@ -24,8 +22,9 @@ constexpr int kTileRows = kThreads * kSteps;  // of a block
 
 // One entry of the table; cleared memory is empty.
 struct alignas(16) Entry {
-  unsigned long long row;    // the hash's highest bits, above 1 + the number of the row that has claimed it
-  unsigned long long first;  // N - the first row of the group; later the group's number
+  // The hash's highest bits, above 1 + the row that has claimed the entry; later the number of the group.
+  unsigned long long row;
+  unsigned long long first;  // N - the first row of the group
 };
 
 struct Table {
