@@ -1,4 +1,5 @@
-"""Sign patterns as 64-bit words: packing and unpacking, distances, nearest rows, frequencies.
+"""Sign patterns as 64-bit words: packing and unpacking, distances, nearest rows, frequencies,
+hashes, groups.
 
 The cases are in zbkernels/benchmarking/cases.py.
 """

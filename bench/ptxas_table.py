@@ -65,6 +65,7 @@ DYNAMIC_SHARED: dict[str, Callable[..., int]] = {
     "conv_relu_pool::weight_sums": lambda element: 256 * SUM_BYTES[element],
     "conv_relu_pool::weight_tiles": tile_bytes,
     "linear_relu::tiles": tile_bytes,
+    "nap::nearest_of_parts": lambda *_: 80 * 1024,  # at most: kMostShared of csrc/nap/cuda/topk.cu
 }
 SHARED_INSTRUCTION = re.compile(r"(LDS|STS|LDSM|STSM|LDGSTS|ATOMS|SYNCS|UBLKCP|UTMALDG)\b")
 

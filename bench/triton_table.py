@@ -25,7 +25,9 @@ from zbkernels.triton import (
     conv_tiles,
     linear_relu,
     nap_frequency,
+    nap_group,
     nap_hamming,
+    nap_hash,
     nap_pack,
     nap_topk,
     nap_unpack,
@@ -101,6 +103,14 @@ def smallest_searches() -> None:
     for rows in (1, 2):
         nap_topk.forward(signatures(1, 1), signatures(rows, 1), 1)
     nap_frequency.forward(signatures(1, 1), 1)
+    groups(1, 1)
+
+
+def groups(rows: int, words: int) -> None:
+    """The two kernels of nap_group; what is between them and after depends on data, which meta tensors have none of."""
+    sig = signatures(rows, words)
+    nap_hash.forward(sig)
+    nap_group.compare_neighbours(sig, meta(rows, dtype=torch.int64), meta(rows, dtype=torch.int64))
 
 
 GENERAL = "conv_act_pool_kernel"
@@ -164,8 +174,10 @@ CASES: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
     ),
     "searches of one row and one word": (
         smallest_searches,
-        ("hamming_kernel", "nearest_kernel", "frequency_kernel"),
+        ("hamming_kernel", "nearest_kernel", "frequency_kernel", "hash_kernel", "begins_kernel"),
     ),
+    "hash and groups": (lambda: groups(10**6, 8), ("hash_kernel", "begins_kernel")),
+    "hash and groups, odd words": (lambda: groups(10**6, 17), ("hash_kernel", "begins_kernel")),
     "frequency": (lambda: nap_frequency.forward(signatures(10**6), 1000), ("frequency_kernel",)),
     "frequency, one word": (lambda: nap_frequency.forward(signatures(10**6, 1), 64), ("frequency_kernel",)),
 }

@@ -9,7 +9,6 @@ import torch
 from zbkernels.ops._op import Op, Sample
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-NO_COMPILED_KERNEL = {"nap_frequency", "nap_group", "nap_hamming", "nap_hash", "nap_topk"}  # on a CPU they run on their reference
 
 
 def outputs(result: Any) -> tuple[torch.Tensor, ...]:

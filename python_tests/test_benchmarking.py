@@ -139,6 +139,10 @@ def test_least_bytes() -> None:
     assert PatternCase("d", 2, 3, 65, "hamming").min_bytes == 5 * 2 * 8 + 6 * 4
     assert PatternCase("t", 2, 3, 65, "topk", 1).min_bytes == 5 * 2 * 8 + 2 * 12
     assert PatternCase("f", 2, 0, 65, "frequency").min_bytes == 2 * 2 * 8 + 65 * 8
+    assert PatternCase("h", 2, 0, 65, "hash").min_bytes == 2 * 2 * 8 + 2 * 16
+    assert PatternCase("g", 5, 3, 65, "group").min_bytes == 5 * 2 * 8 + 5 * 8 + 3 * 16
+    assert PatternCase("t", 2, 3, 65, "topk", 1).counted_words == 2 * 3 * 2
+    assert PatternCase("f", 2, 0, 65, "frequency").counted_words == 0
 
 
 def test_select_refuses_what_is_not_there() -> None:
@@ -241,7 +245,7 @@ def test_nap_is_exact() -> None:
         made.error([out])
 
 
-@pytest.mark.parametrize("mode", ["hamming", "topk", "frequency"])
+@pytest.mark.parametrize("mode", ["hamming", "topk", "frequency", "hash", "group"])
 def test_patterns_are_exact(mode: str, no_compile: None) -> None:
     case = PatternCase(mode, 7, 30, 100, mode, 3)
     prepared = runner.prepare(case, FAST)
@@ -441,10 +445,14 @@ def test_missing_contestants_stand_in_the_table(no_compile: None, monkeypatch: p
     assert lines[0][header.index("openvino")] == "not installed"
 
 
-def test_floor_is_the_larger_of_the_two_times() -> None:
+def test_floor_is_the_largest_of_the_times() -> None:
     assert LIMITS.floor(10**11, 10**9, "float32") == (1.0, "fma")
     assert LIMITS.floor(10**9, 10**10, "float32") == (1.0, "bytes")
     assert LIMITS.floor(0, 10**10, "float32") == (1.0, "bytes")
+    assert LIMITS.floor(0, 10**10, "int64", 10**12) == (1.0, "bytes")  # counting was not measured
+    counting = dataclasses.replace(LIMITS, popcounts=5e9)
+    assert counting.floor(0, 10**10, "int64", 10**10) == (2.0, "popcount")
+    assert counting.floor(0, 10**10, "int64", 10**9) == (1.0, "bytes")
     better = Ceilings({"float32": 2e11}, 1e9, {"fma float32": "other", "bytes": "other"}, {"copy": 1e9})
     merged = Ceilings(dict(LIMITS.flops), LIMITS.bytes_per_second, dict(LIMITS.how))
     merged.merge(better)

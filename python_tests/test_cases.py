@@ -438,6 +438,8 @@ def test_a_tensor_whose_memory_was_freed_is_refused() -> None:
         lambda: zb.nap_hamming(sig, sig),
         lambda: zb.nap_topk(sig, sig, 1),
         lambda: zb.nap_frequency(sig, 64),
+        lambda: zb.nap_hash(sig),
+        lambda: zb.nap_group(sig),
     ):
         with pytest.raises(
             RuntimeError, match=r"its storage was freed|not allocated|out of bounds for storage"

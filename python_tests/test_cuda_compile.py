@@ -67,6 +67,11 @@ class Meant(NamedTuple):
 MEANT = [
     Meant(r"nap::unpack_bits", r"STG\.E\.128"),
     Meant(r"nap::pack_vectors<.+>", r"LDG\.E\.128"),
+    # Words two at a time, products of single bits (from sm_100 on there are none), distances two at a time.
+    Meant(r"nap::(hash|insert)_rows<(true|\(bool\)1)>", r"LDG\.E\.128"),
+    Meant(r"nap::(distances_of_all|nearest_of_parts)<.+(true|\(bool\)1)>", r"LDG\.E\.128"),
+    Meant(r"nap::(distances_of_all|nearest_of_parts)<.+>", r"BMMA\.168256\.AND\.POPC", r"sm_[89]\d"),
+    Meant(r"nap::distances_of_all<int.+>", r"STG\.E\.64"),
     # x in and y out by 16 bytes; weights and values of x from shared memory.
     Meant(r"conv_relu_pool::first_layer<.+>", r"LDG\.E\.128"),
     Meant(r"conv_relu_pool::first_layer<.+>", r"STG\.E\.128"),

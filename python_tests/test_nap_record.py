@@ -230,6 +230,13 @@ def test_spellings_in_place_leaky_twice_and_without_batch_dimensions():
     assert torch.equal(reader.read(x)[0], expected)
 
 
+def test_integer_inputs_stay_integers():
+    table = nn.Embedding(9, 70).double()
+    tokens = torch.tensor([1, 8, 3])
+    model = nn.Sequential(table, nn.ReLU())
+    assert torch.equal(patterns(model, tokens), zb.nap_pack(table(tokens).detach()))
+
+
 def test_linear_layers_over_positions_are_packed_by_example():
     model = zb.nn.LinearReLU(6, 10)
     x = torch.randn(4, 3, 6)
@@ -614,6 +621,10 @@ def test_broken_recordings_are_refused_by_name(tmp_path):
         "recording.json", json.dumps(header | {"version": 2}).encode(), "of version 1, got .* of version 2"
     )
     broken("recording.json", json.dumps({"a": 1}).encode(), "cannot be read as a recording's header")
+    header["done"]["rows"] += 1  # would map memory that no file has
+    broken("recording.json", json.dumps(header).encode(), "signatures.bin has 880 bytes for 23 rows")
+    del header["made"]
+    broken("recording.json", json.dumps(header).encode(), "cannot be read as a recording's header")
     (folder / "predictions.bin").unlink()
     with pytest.raises(RecordingError, match=r"predictions\.bin: is missing"):
         Recording.load(folder)

@@ -14,12 +14,10 @@ from idx_files import write_idx_set
 from rich.console import Console
 
 from zbkernels.experiments import (
-    ExperimentError,
     nap_tradeoff,
     nap_tradeoff_claims,
     nap_tradeoff_report,
     runner,
-    units,
 )
 from zbkernels.experiments.nap_tradeoff import TradeoffPreset, Training
 from zbkernels.experiments.progress import Progress
@@ -79,13 +77,13 @@ def test_smoke_runs_without_any_data_folder(tmp_path: Path, monkeypatch: pytest.
     metrics = json.loads((folder / "metrics.json").read_text())
     assert [unit["hidden"] for unit in metrics["units"]] == [[12], [64]]
     for unit in metrics["units"]:
-        assert list(unit["watched"]) == ["1", "4"]
-        last = unit["watched"]["4"]
+        assert [counted["epoch"] for counted in unit["watched"]] == [1, 4]
+        last = unit["watched"][-1]
         assert last["test"]["accuracy"] == pytest.approx(
             unit["epochs"][-1]["test_accuracy"]
         )  # of the same network
         assert last["train"]["images"] == 1437
-    small, large = (unit["watched"]["4"]["train"]["pairs"] for unit in metrics["units"])
+    small, large = (unit["watched"][-1]["train"]["pairs"] for unit in metrics["units"])
     assert small > 10 * large
     text = (folder / "table.md").read_text()
     assert text.count("**not testable here**") == 3  # the paper's accuracies are MNIST's
@@ -112,7 +110,6 @@ def test_a_cut_off_run_gives_the_uncut_runs_metrics(tiny: Path, tmp_path: Path, 
         runner.run("nap-tradeoff", out=tmp_path / "cut", progress=progress, **arguments)
     resumed = runner.run("nap-tradeoff", out=tmp_path / "cut", progress=quiet(), **arguments)
     assert untimed(resumed) == untimed(uncut)
-    assert not list(resumed.rglob("watched.json"))
 
 
 def test_a_run_cut_off_while_counting_counts_when_it_goes_on(
@@ -134,28 +131,9 @@ def test_a_run_cut_off_while_counting_counts_when_it_goes_on(
         patch.setattr(nap_tradeoff, "count_pairs", cut)
         runner.run("nap-tradeoff", out=tmp_path / "cut", progress=quiet(), **arguments)
     unit = tmp_path / "cut/nap-tradeoff-tiny/units/5-Adam-seed0"
-    assert list(json.loads((unit / "watched.json").read_text())) == ["1"]
+    assert [path.name for path in unit.glob("watched-*")] == ["watched-0001.json"]
     resumed = runner.run("nap-tradeoff", out=tmp_path / "cut", progress=quiet(), **arguments)
     assert untimed(resumed) == untimed(uncut)
-
-
-def test_a_lost_count_is_not_made_up(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments: dict[str, Any] = {"preset": "tiny", "data": tiny, "out": tmp_path / "out"}
-    real = units.write_json
-
-    def cut(path: Path, value: Any) -> None:
-        if path.name == "watched.json" and "3" in value:
-            raise KeyboardInterrupt
-        real(path, value)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(units, "write_json", cut)
-        runner.run("nap-tradeoff", progress=quiet(), **arguments)
-    (tmp_path / "out/nap-tradeoff-tiny/units/5-Adam-seed0/watched.json").write_text("{}")
-    with pytest.raises(ExperimentError, match=r"watched.json: epoch 1 is missing; --force starts over"):
-        runner.run("nap-tradeoff", progress=quiet(), **arguments)
-    folder = runner.run("nap-tradeoff", progress=quiet(), force=True, **arguments)
-    assert list(untimed(folder)["units"][0]["watched"]) == ["1", "2", "3"]
 
 
 def test_identical_images_are_told() -> None:
@@ -201,13 +179,11 @@ def invented(changes: dict[Any, tuple[float, int]] | None = None, as_in_paper: b
                     "training": training,
                     "seed": seed,
                     "train_seconds": 1.0,
-                    "watched": {},
+                    "watched": [],
                 },
             )
-            unit["watched"][str(epoch)] = {
-                "train": counted(accuracy + 1, pairs),
-                "test": counted(accuracy, pairs // 30),
-            }
+            seen = {"train": counted(accuracy + 1, pairs), "test": counted(accuracy, pairs // 30)}
+            unit["watched"].append({"epoch": epoch, **seen})
     return {
         "experiment": "nap-tradeoff",
         "preset": "paper",

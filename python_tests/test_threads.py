@@ -92,7 +92,8 @@ def pattern_step() -> list[torch.Tensor]:
     rows = torch.randn(300, 1000, generator=gen)
     sig = zb.nap_pack(rows)
     found = [sig, zb.nap_unpack(sig, 1000), zb.nap_hamming(sig, sig), zb.nap_frequency(sig, 1000)]
-    return [*found, *zb.nap_topk(sig[:50], sig, 7)]
+    few = sig & 3
+    return [*found, *zb.nap_topk(sig[:50], sig, 7), zb.nap_hash(sig), *zb.nap_group(few[:, :2])]
 
 
 STEPS = {

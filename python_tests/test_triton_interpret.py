@@ -35,7 +35,9 @@ from zbkernels.triton import (
     conv_relu_pool,
     linear_relu,
     nap_frequency,
+    nap_group,
     nap_hamming,
+    nap_hash,
     nap_pack,
     nap_topk,
     nap_unpack,
@@ -246,7 +248,7 @@ def check_samples(name: str, every: int = 1) -> None:
             assert ours.dtype == want.dtype and ours.stride() == want.stride(), sample.label
 
 
-@pytest.mark.parametrize("name", ("nap_hamming", "nap_topk", "nap_frequency"))
+@pytest.mark.parametrize("name", ("nap_hash", "nap_hamming", "nap_topk", "nap_group", "nap_frequency"))
 def test_signature_ops(name: str) -> None:
     check_samples(name)
     assert zb.explain(name, *next(iter(OPS[name].samples())).args).chosen == "triton"
@@ -284,6 +286,26 @@ def test_topk_over_many_tiles_and_splits(k: int, ties: bool, monkeypatch: pytest
 def test_topk_with_keys_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nap_topk, "_NARROW_BITS", 0)
     check_samples("nap_topk", every=3)
+
+
+@pytest.mark.parametrize("words", (4, 5))
+def test_hashes_and_groups_over_many_blocks(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that cut rows both ways; equal rows in several blocks, and rows that differ in one word only."""
+    small_blocks(monkeypatch, nap_hash, BLOCK_N=4, BLOCK_W=2)
+    small_blocks(monkeypatch, nap_group, BLOCK_N=4, BLOCK_W=2)
+    sig = signatures(11, words)
+    sig[5:9] = sig[2]
+    sig[6, words - 1] ^= 1
+    assert torch.equal(nap_hash.forward(sig), OPS["nap_hash"].reference(sig))
+    for got, want in zip(nap_group.forward(sig), OPS["nap_group"].reference(sig), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_neighbours_of_one_hash_are_told_apart() -> None:
+    rows = signatures(4, 3)[[0, 0, 1, 1]]
+    hashes = torch.tensor([5, 5, 5, 6])
+    begins = nap_group.compare_neighbours(rows, torch.tensor([1, 0, 2, 3]), hashes)
+    assert begins.tolist() == [1, 0, 2, 1]
 
 
 @pytest.mark.parametrize("rows", (1, 8, 9, 33))
@@ -331,6 +353,8 @@ def test_can_run_gives_reasons() -> None:
     assert nap_hamming.can_run(sig, sig) is None
     assert nap_topk.can_run(sig, sig, 1) is nap_topk.can_run(sig, sig, 2) is None
     assert nap_frequency.can_run(sig, 130) is None
+    assert nap_hash.can_run(sig) is nap_group.can_run(sig) is None
+    assert "nap_group: torch.int32 is none of torch.int64" in nap_group.can_run(sig.int())
     assert "nap_frequency: torch.int32 is none of torch.int64" in nap_frequency.can_run(sig.int(), 130)
     meta = torch.empty(2, 3, device="meta")
     assert "one device" in nap_hamming.can_run(sig, meta) and "one device" in nap_topk.can_run(sig, meta, 1)

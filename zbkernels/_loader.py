@@ -199,9 +199,20 @@ def allow_tf32(convolution: bool, matmul: bool) -> None:
 
 
 def cpu_capability() -> str:
-    """What the CPU kernels use ("avx512", "avx2", "portable"), "" where they are not loaded."""
+    """What the CPU kernels use ("avx512_bf16", "avx512", "avx2", "portable"), "" where they are not loaded."""
     library = _handles.get("_C_cpu")
     return "" if library is None else _text(library, "zb_cpu_capability")
+
+
+def count_bits(repeats: int) -> int:
+    """Count the bits of some words in the first cache, over and over on torch's threads; how many words, 0 where the
+    CPU kernels are not loaded. What benches time to know how fast bits can be counted."""
+    library = _handles.get("_C_cpu")
+    if library is None:
+        return 0
+    library.zb_cpu_count_bits.restype = ctypes.c_int64
+    words: int = library.zb_cpu_count_bits(ctypes.c_int64(repeats))
+    return words
 
 
 def build_info(path: Path | str) -> dict[str, str]:

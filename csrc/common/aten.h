@@ -41,6 +41,17 @@ inline void mm_out(const Tensor& out, const Tensor& a, const Tensor& b) {
   torch::stable::detail::to<Tensor>(stack[0]);  // releases the reference that the call returned
 }
 
+// The k smallest of each row of x [N, M], ascending.
+inline Tensor smallest(const Tensor& x, int64_t k) {
+  using torch::stable::detail::from;
+  using torch::stable::detail::to;
+  std::array<StableIValue, 5> stack{from(x), from(k), from(int64_t{1}), from(false), from(true)};
+  ZB_TORCH_CALL(torch_call_dispatcher("aten::topk", "", stack.data(), TORCH_ABI_VERSION));
+  Tensor values = to<Tensor>(stack[0]);
+  to<Tensor>(stack[1]);
+  return values;
+}
+
 // The gradients of a bias-free convolution: (grad_x, grad_weight), each an undefined tensor where not wanted.
 inline std::tuple<Tensor, Tensor> convolution_backward(const Tensor& grad, const Tensor& x,
                                                        const Tensor& weight, const Pair& stride,

@@ -1,8 +1,8 @@
 // Sign patterns as 64-bit words: the checks and the ops that every device shares.
 //
-// A device supplies a function for each op and registers it by the op's macro below, one Registration in each
-// of its files: ZB_NAP_KERNELS(pack, unpack), ZB_NAP_HASH(hash), ... README.md beside this file says what the
-// ops mean.
+// A device supplies a function for each op and registers it by the op's macro below, one Registration in
+// each of its files: ZB_NAP_KERNELS(pack, unpack), ZB_NAP_HASH(hash), ... README.md beside this file
+// says what the ops mean.
 #pragma once
 
 #include <tuple>
@@ -12,7 +12,8 @@
 
 namespace zb::nap {
 
-// A matrix of N rows read by a kernel: F units a row (bits of a signature), words = ceil(F / 64) words a row.
+// A matrix of N rows read by a kernel: F units a row (bits of a signature), words = ceil(F / 64) words a
+// row.
 struct Rows {
   int64_t N, F, words;
 };
@@ -90,8 +91,8 @@ Tensor nap_hamming(Tensor a, Tensor b) {
   return distances;
 }
 
-// The k rows of db nearest to each of q, ties by the lower row: distances int32 [N, k] and rows int64 [N, k],
-// contiguous. N is not 0, and k at least 1 and at most M; words may be 0.
+// The k rows of db nearest to each of q, ties by the lower row: distances int32 [N, k] and rows int64
+// [N, k], contiguous. N is not 0, and k at least 1 and at most M; words may be 0.
 using TopK = void (*)(const Pairs&, int64_t k, const Tensor& q, const Tensor& db, Tensor& distances,
                       Tensor& rows);
 
@@ -107,8 +108,8 @@ std::tuple<Tensor, Tensor> nap_topk(Tensor q, Tensor db, int64_t k) {
 
 using Groups = std::tuple<Tensor, Tensor, Tensor>;  // ids [N], first [G], counts [G]
 
-// Groups of equal rows, numbered by first appearance. Neither N nor words is 0. A function of a device that
-// works behind the host's back waits for it, and raises where its stream is being captured.
+// Groups of equal rows, numbered by first appearance. Neither N nor words is 0. A function of a device
+// that works behind the host's back waits for it, and raises where its stream is being captured.
 using Group = Groups (*)(const Rows&, const Tensor& sig);
 
 Groups one_group(const Rows& rows, const Tensor& sig);  // of rows without words, or of none
@@ -120,8 +121,8 @@ Groups nap_group(Tensor sig) {
   return rows.N > 0 && rows.words > 0 ? group(rows, sig) : one_group(rows, sig);
 }
 
-// How often each of the first F bits is set: counts int64 [F], contiguous, with memory of any content. F is
-// not 0, and rows.words = ceil(F / 64), of which sig may have more; N may be 0.
+// How often each of the first F bits is set: counts int64 [F], contiguous, with memory of any content. F
+// is not 0, and rows.words = ceil(F / 64), of which sig may have more; N may be 0.
 using Frequency = void (*)(const Rows&, const Tensor& sig, Tensor& counts);
 
 template <Frequency frequency>

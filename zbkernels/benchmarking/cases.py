@@ -181,7 +181,8 @@ class NapCase:
 @dataclasses.dataclass(frozen=True)
 class PatternCase:
     """What is done with packed patterns of f units: ``hamming`` (n x m distances), ``topk`` (the k nearest of m
-    rows for n queries) or ``frequency`` (how often each unit is on in n rows)."""
+    rows for n queries), ``frequency`` (how often each unit is on in n rows), ``hash`` (of n rows) or ``group`` (n
+    rows of m kinds)."""
 
     name: str
     n: int
@@ -199,23 +200,36 @@ class PatternCase:
         return f"nap_{self.mode}"
 
     @property
+    def words(self) -> int:
+        """Of a signature."""
+        return (self.f + 63) // 64
+
+    @property
     def flops(self) -> int:
         """Zero: bits are compared and counted, no numbers multiplied."""
         return 0
 
     @property
+    def counted_words(self) -> int:
+        """Words whose bits must be counted; what bounds distances."""
+        return self.n * self.m * self.words if self.mode in ("hamming", "topk") else 0
+
+    @property
     def min_bytes(self) -> int:
-        """Least traffic: each word once, each result once. (What bounds distances is counting, not this.)"""
-        words = 8 * ((self.f + 63) // 64)
-        if self.mode == "frequency":
-            return self.n * words + 8 * self.f
-        result = 4 * self.n * self.m if self.mode == "hamming" else 12 * self.n * self.k
-        return (self.n + self.m) * words + result
+        """Least traffic: each word once, each result once."""
+        words = 8 * self.words
+        if self.mode in ("hamming", "topk"):
+            result = 4 * self.n * self.m if self.mode == "hamming" else 12 * self.n * self.k
+            return (self.n + self.m) * words + result
+        results = {"frequency": 8 * self.f, "hash": 16 * self.n, "group": 8 * self.n + 16 * self.m}
+        return self.n * words + results[self.mode]
 
     @property
     def shape(self) -> str:
         """The row's description, e.g. ``1000 of 200000x1024, k 5``."""
-        if self.mode == "frequency":
+        if self.mode == "group":
+            return f"{self.n}x{self.f} of {self.m} kinds"
+        if self.mode in ("frequency", "hash"):
             return f"{self.n}x{self.f}"
         return f"{self.n} of {self.m}x{self.f}" + (f", k {self.k}" if self.mode == "topk" else "")
 
@@ -325,10 +339,12 @@ def _conv_cases() -> list[ConvCase]:
         ConvCase("avg", 128, 64, 128, 32, 32, 3, padding=1, pool="avg"),
         ConvCase("nopool", 32, 64, 128, 32, 32, 3, padding=1, pool="none"),
         ConvCase("depthwise", 32, 128, 128, 32, 32, 3, padding=1, groups=128),
+        ConvCase("pointwise", 16, 64, 256, 56, 56, 1, pool="none"),
+        ConvCase("strided", 16, 64, 128, 56, 56, 3, 2, 1, pool="none"),
     ]
-    half = _in_half([case for case in core if case.name in ("cifar1", "res9")])
+    half = _in_half([case for case in core + more if case.name in ("cifar1", "res9", "pointwise", "strided")])
     train = [dataclasses.replace(case, mode="train") for case in core]
-    nap = [dataclasses.replace(case, mode="nap") for case in (core[0], core[1], core[3])]
+    nap = [dataclasses.replace(case, mode="nap") for case in (core[0], core[1], core[3], half[2])]
     return core + more + half + train + nap
 
 
@@ -361,7 +377,11 @@ def _nap_cases() -> list[NapCase | PatternCase]:
         PatternCase("hamming", 512, 2000, 1024, "hamming"),
         PatternCase("topk", 100, 20_000, 1024, "topk", 5),
         PatternCase("topk-one", 1, 20_000, 1024, "topk", 5),
+        PatternCase("topk-large", 1000, 200_000, 1024, "topk", 5),
         PatternCase("frequency", 50_000, 0, 1024, "frequency"),
+        PatternCase("hash", 1_000_000, 0, 512, "hash"),
+        PatternCase("group", 1_000_000, 50_000, 512, "group"),
+        PatternCase("group-distinct", 1_000_000, 1_000_000, 512, "group"),
     ]
 
 
@@ -414,7 +434,6 @@ def _cuda_cases() -> dict[str, list[Case]]:
         "nap": [
             NapCase("pack-f16", 4096, 16384, "float16"),
             PatternCase("hamming-large", 8192, 16_384, 1024, "hamming"),
-            PatternCase("topk-large", 1000, 200_000, 1024, "topk", 5),
             PatternCase("topk-one-large", 1, 1_000_000, 1024, "topk", 5),
             PatternCase("frequency-large", 1_000_000, 0, 1024, "frequency"),
         ],

@@ -1,9 +1,11 @@
-"""What this machine can do, measured in the same run: the peaks of its products and the bandwidth.
+"""What this machine can do, measured in the same run: the peaks of its products, the bandwidth, how fast it counts
+bits.
 
 On a card the float32 product runs on the ordinary units (TF32 is off), those of float16 and bfloat16 on the
 tensor cores; ``tf32`` is the float32 product with TF32 allowed, for comparison: no row is held to it.
 
-A row's *floor* is the larger of (operations / FMA peak) and (least bytes / bandwidth); its ``of_ceiling`` is
+A row's *floor* is the largest of (operations / FMA peak), (least bytes / bandwidth) and (words whose bits are counted /
+their rate on the CPU, in the first cache); its ``of_ceiling`` is
 floor / time. A data sheet's figures are not used: a shared or throttled machine does not reach them.
 """
 
@@ -14,6 +16,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
 
+from zbkernels import _loader
 from zbkernels.benchmarking.timing import CudaClock, wall_clock
 
 
@@ -25,15 +28,21 @@ class Ceilings:
     bytes_per_second: float
     how: dict[str, str]
     bandwidth: dict[str, float] = dataclasses.field(default_factory=dict)  # of sum, amax and copy
+    popcounts: float = 0.0  # words of 64 bits a second; 0 where it was not measured
 
-    def floor(self, flops: int, least_bytes: int, dtype: str) -> tuple[float, str]:
-        """Seconds no plain implementation goes under, and which ceiling sets them (``fma`` or ``bytes``).
+    def floor(self, flops: int, least_bytes: int, dtype: str, counted: int = 0) -> tuple[float, str]:
+        """Seconds no plain implementation goes under, and which ceiling sets them (``fma``, ``bytes`` or ``popcount``).
+
+        ``counted`` words must have their bits counted.
 
         Half precision on a CPU may be computed in float32 inside the kernel, so the faster of the two peaks
         counts there.
         """
         peak = max(self.flops[dtype], self.flops["float32"]) if flops else 1.0
         arithmetic, traffic = flops / peak, least_bytes / self.bytes_per_second
+        counting = counted / self.popcounts if self.popcounts else 0.0
+        if counting > max(arithmetic, traffic):
+            return counting, "popcount"
         return (arithmetic, "fma") if arithmetic >= traffic else (traffic, "bytes")
 
     def merge(self, other: Ceilings) -> None:
@@ -45,6 +54,7 @@ class Ceilings:
             self.bytes_per_second, self.how["bytes"] = other.bytes_per_second, other.how["bytes"]
         for name, rate in other.bandwidth.items():
             self.bandwidth[name] = max(rate, self.bandwidth.get(name, 0.0))
+        self.popcounts = max(self.popcounts, other.popcounts)
 
 
 def measure(dtypes: Iterable[str], device: str = "cpu", *, seconds: float = 2.0) -> Ceilings:
@@ -85,7 +95,13 @@ def measure(dtypes: Iterable[str], device: str = "cpu", *, seconds: float = 2.0)
     }
     name = max(rates, key=rates.__getitem__)
     how["bytes"] = f"torch {name} of {nbytes >> 20} MiB"
-    return Ceilings(flops, rates[name], how, rates)
+    popcounts = 0.0
+    if not cuda and _loader.count_bits(1):
+        repeats = 2000
+        popcounts = _best_rate(
+            lambda: _loader.count_bits(repeats), _loader.count_bits(repeats), clock, seconds / 3
+        )
+    return Ceilings(flops, rates[name], how, rates, popcounts)
 
 
 @contextlib.contextmanager

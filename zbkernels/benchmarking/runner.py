@@ -164,7 +164,8 @@ def measure(prepared: Prepared, settings: Settings, ceilings: Ceilings) -> dict[
     competitors = [name for name in times if name not in prepared.ours]
     rival = best(times, competitors)
     ours = times["ours"].median
-    floor, bound = ceilings.floor(case.flops, case.min_bytes, case.dtype)
+    counted = case.counted_words if isinstance(case, PatternCase) else 0
+    floor, bound = ceilings.floor(case.flops, case.min_bytes, case.dtype, counted)
     return {
         "suite": case.suite,
         "op": case.op,
@@ -187,6 +188,7 @@ def measure(prepared: Prepared, settings: Settings, ceilings: Ceilings) -> dict[
         "ours": prepared.ours,
         "flops": case.flops,
         "min_bytes": case.min_bytes,
+        "counted_words": counted,
         "gflops": case.flops / ours * 1e-9 if case.flops else None,
         "gbytes_per_s": case.min_bytes / ours * 1e-9,
         "of_ceiling": floor / ours,
@@ -244,7 +246,7 @@ def run(
             report["ceilings"] = dataclasses.asdict(limits)
             on_row(report)
     for row in report["rows"]:
-        floor, row["bound"] = limits.floor(row["flops"], row["min_bytes"], row["dtype"])
+        floor, row["bound"] = limits.floor(row["flops"], row["min_bytes"], row["dtype"], row["counted_words"])
         row["of_ceiling"] = floor / (row["times"]["ours"]["median_ms"] * 1e-3)
     report["ceilings"] = dataclasses.asdict(limits)
     on_row(report)

@@ -51,6 +51,8 @@ def public_call(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
             "hamming": ((rows, database), {}),
             "topk": ((rows, database, case.k), {}),
             "frequency": ((rows, case.f), {}),
+            "hash": ((rows,), {}),
+            "group": ((rows,), {}),
         }[case.mode]
     if not isinstance(case, NapCase):
         raise TypeError(f"{case.name}: no public call is known of a {type(case).__name__}")

@@ -14,11 +14,12 @@ _CONV = re.compile(
 )
 _LINEAR = re.compile(r"(?P<n>\d+)x(?P<fan_in>\d+) -> (?P<fan_out>\d+)")
 _NAP = re.compile(r"(?P<n>\d+)x(?P<f>\d+)")
+_GROUPS = re.compile(r"(?P<n>\d+)x(?P<f>\d+) of (?P<m>\d+) kinds")
 _PATTERNS = re.compile(r"(?P<n>\d+) of (?P<m>\d+)x(?P<f>\d+)(?:, k (?P<k>\d+))?")
 
 
 def cases_of(text: str, dtype: str) -> list[Case]:
-    """Every mode of the shape in words: forward, train and nap; pack, unpack and frequency; or distances of patterns.
+    """Every mode of the shape in words: forward, train and nap; or the ops on patterns that it describes.
 
     Raises:
         ValueError: it is not in the form of one of the suites.
@@ -27,7 +28,10 @@ def cases_of(text: str, dtype: str) -> list[Case]:
     if match := _NAP.fullmatch(text):
         n, f = map(int, match.groups())
         packing: list[Case] = [NapCase(text, n, f, dtype, mode) for mode in ("pack", "unpack")]
-        return [*packing, PatternCase(text, n, 0, f, "frequency")]
+        return [*packing, *(PatternCase(text, n, 0, f, mode) for mode in ("frequency", "hash"))]
+    if match := _GROUPS.fullmatch(text):
+        n, f, m = map(int, match.groups())
+        return [PatternCase(text, n, m, f, "group")]
     if match := _PATTERNS.fullmatch(text):
         n, m, f, k = (int(number or 0) for number in match.groups())
         return [PatternCase(text, n, m, f, "topk", k) if k else PatternCase(text, n, m, f, "hamming")]
@@ -42,7 +46,7 @@ def cases_of(text: str, dtype: str) -> list[Case]:
         sizes.setdefault("pool_stride", sizes.get("pool_kernel", 1))
         return [ConvCase(text, **sizes, pool=pool, dtype=dtype, mode=mode) for mode in modes]  # type: ignore[arg-type]
     raise ValueError(
-        "expected a shape such as '128x64x32x32 -> 128, 3x3 pad 1, max 2', '512x784 -> 256', '4096x16384' or "
-        "'1000 of 200000x1024, k 5', "
+        "expected a shape such as '128x64x32x32 -> 128, 3x3 pad 1, max 2', '512x784 -> 256', '4096x16384', "
+        "'1000 of 200000x1024, k 5' or '1000000x512 of 50000 kinds', "
         f"got {text!r}"
     )

@@ -87,6 +87,10 @@ def headline(report: dict[str, Any]) -> list[str]:
         "Versions: " + ", ".join(f"{name} {version}" for name, version in versions),
         f"Measured ceilings: {fma}; {ceilings['bytes_per_second'] / 1e9:.1f} GB/s ({how['bytes']})",
     ]
+    if ceilings.get("popcounts"):
+        lines.append(
+            f"Bits counted in the first cache: {ceilings['popcounts'] / 1e9:.1f} G words of 64 a second"
+        )
     if report["device"] != "cpu":  # where a copy's rate and a read's differ, and each is a figure to know
         moved = ceilings["bandwidth"].items()
         lines.append("Bandwidth: " + ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in moved))

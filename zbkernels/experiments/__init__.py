@@ -15,6 +15,8 @@ EXPERIMENTS: dict[str, str] = {
     "table1-fashion": "zbkernels.experiments.table1_fashion",
     "interpolation": "zbkernels.experiments.interpolation",
     "nap-tradeoff": "zbkernels.experiments.nap_tradeoff",
+    "convex-region": "zbkernels.experiments.convex_region",
+    "regions": "zbkernels.experiments.regions",
 }
 
 

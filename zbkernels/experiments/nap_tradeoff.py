@@ -104,7 +104,7 @@ def _unit(
     architecture = Architecture(f"fcn-{widths}", tuple(Linear(width) for width in hidden))
     form = context.settings.form
 
-    def count(model: nn.Module) -> dict[str, Any]:
+    def count(model: nn.Module, _epochs: int) -> dict[str, Any]:
         splits = {"train": data.train, "test": data.test}
         return {name: count_pairs(model, split.images, split.labels) for name, split in splits.items()}
 

@@ -42,13 +42,13 @@ def counts_of(metrics: dict[str, Any]) -> list[Count]:
             tuple(unit["hidden"]),
             unit["training"],
             unit["seed"],
-            int(epoch),
+            counted["epoch"],
             counted["test"]["accuracy"],
             counted["train"],
             counted["test"],
         )
         for unit in metrics["units"]
-        for epoch, counted in sorted(unit["watched"].items(), key=lambda item: int(item[0]))
+        for counted in unit["watched"]
     ]
 
 

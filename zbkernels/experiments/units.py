@@ -11,7 +11,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,13 @@ class Unit:
     Attributes:
         name: of its folder under ``units``; each unit of a run has another.
         label: what progress calls it.
-        settings: what its result depends on besides the data, the device and ``config``. A folder whose unit has other
-            settings is refused.
+        settings: what its result depends on besides the data, the device and ``config``. A folder whose unit
+            has other settings is refused.
         new_model: makes the untrained network, on the CPU.
         measure: (trained network, history) -> the unit's result (JSON-able), which is kept.
-        watch: network -> what is measured on the way (JSON-able), after each of the epochs ``watch_after``. The result
-            gets it as "watched", by the epoch's number as text.
+        watch: (network, epochs it was trained for) -> what is to be kept of it on the way (JSON-able). The
+            list of these is the result's ``watched``.
+        watch_after: the epochs after which ``watch`` is called; 0: before the first.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Unit:
     config: TrainConfig
     new_model: Callable[[], nn.Module]
     measure: Callable[[nn.Module, list[Epoch]], dict[str, Any]]
-    watch: Callable[[nn.Module], dict[str, Any]] | None = None
+    watch: Callable[[nn.Module, int], dict[str, Any]] | None = None
     watch_after: tuple[int, ...] = ()
 
 
@@ -93,41 +94,54 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
         if skipped:
             progress.say(f"{unit.label}: going on after epoch {skipped}")
 
-        watched_file = folder / "watched.json"
-        watched = read_json(watched_file) if watched_file.exists() else {}
+        reported = skipped
 
         def epoch_done(epoch: Epoch) -> None:
-            # Of the epochs that an earlier run has done, only the last can have been cut off before it was watched.
-            if unit.watch and epoch.epoch in unit.watch_after and str(epoch.epoch) not in watched:
-                if epoch.epoch < skipped:
-                    raise ExperimentError(
-                        f"{watched_file}: epoch {epoch.epoch} is missing; --force starts over"
-                    )
-                watched[str(epoch.epoch)] = unit.watch(model)
-                write_json(watched_file, watched)
-            if epoch.epoch > skipped:
+            nonlocal reported
+            if epoch.epoch > reported:
+                reported = epoch.epoch
                 progress.epoch_done(
                     f"{unit.label}: epoch {epoch.epoch}/{config.epochs}, test loss {epoch.test_loss:.3f}, "
                     f"accuracy {epoch.test_accuracy:.2f} %, {duration(epoch.seconds)}"
                 )
 
-        history = train(
-            model,
-            data,
-            config,
-            folder=folder,
-            on_batch=progress.batch_done,
-            on_epoch=epoch_done,
-            say=progress.say,
-        )
+        def train_up_to(epochs: int) -> list[Epoch]:
+            return train(
+                model,
+                data,
+                replace(config, epochs=epochs),
+                folder=folder,
+                on_batch=progress.batch_done,
+                on_epoch=epoch_done,
+                say=progress.say,
+            )
+
+        watched = _watch(unit, folder, model, train_up_to)
+        history = train_up_to(config.epochs)
         result = unit.measure(model, history)
-        if unit.watch:
+        if unit.watch is not None:
             result["watched"] = watched
         _save_model(folder / "model.safetensors", model)
         write_json(folder / "result.json", result)
-        for leftover in (*folder.glob("epoch-*.safetensors"), folder / "checkpoint.json", watched_file):
+        for leftover in (*folder.glob("epoch-*.safetensors"), folder / "checkpoint.json"):
             leftover.unlink(missing_ok=True)  # the trained model is kept, the optimizer's state is not
         return result
+
+
+def _watch(
+    unit: Unit, folder: Path, model: nn.Module, train_up_to: Callable[[int], list[Epoch]]
+) -> list[dict[str, Any]]:
+    """What ``unit.watch`` saw, in order. Each is kept before training goes on: a run cut off misses none."""
+    if unit.watch is None:
+        return []
+    seen = []
+    for epochs in sorted(unit.watch_after):
+        kept = folder / f"watched-{epochs:04d}.json"
+        if not kept.exists():
+            train_up_to(epochs)
+            write_json(kept, {"epoch": epochs, **unit.watch(model, epochs)})
+        seen.append(read_json(kept))
+    return seen
 
 
 @contextmanager

@@ -6,8 +6,10 @@ reported, and a certificate refuses, where it could be wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import torch
 
 
 def _words(text: str) -> frozenset[str]:
@@ -65,6 +67,23 @@ _BRANCHES = _words(
 )
 
 
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from tensors_in(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from tensors_in(each)
+
+
+def has_values(t: torch.Tensor) -> bool:
+    """Whether it holds numbers that can change by little: no integers, no booleans."""
+    return t.is_floating_point() or t.is_complex()
+
+
 def why_not_affine(
     name: str,
     args: Sequence[Any],
@@ -80,8 +99,19 @@ def why_not_affine(
     """
     if name in _BRANCHES:
         return f"{name} (a value the network may branch on)"
-    if not gives_values and name not in ("__setitem__",):
+    if not gives_values and name != "__setitem__":
         return None  # shapes, comparisons, indices: what is then done with a tensor of these is looked at
+    reason = _reason(name, args, kwargs, depends)
+    if reason is None and any(not has_values(t) and depends(t) for t in tensors_in((args, kwargs))):
+        return f"{name} of integers or booleans"  # of a comparison or a rounding: a step function
+    return reason
+
+
+def _reason(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], depends: Callable[[Any], bool]
+) -> str | None:
+    if kwargs.get("rounding_mode") or (name == "view" and any(isinstance(a, torch.dtype) for a in args)):
+        return f"{name} that rounds or reads bits"
     if name in _ANY:
         return None
     if name in _SWITCHED:

@@ -1,7 +1,7 @@
 """One layer of units held as it is at some anchors: its rows, their magnitudes, and what it passes on.
 
-A layer is an activation of some slope (1: none) and, it may be, a max pool after it. The region in which it would be held so
-anyway is a list of rows g that are affine in the input, g > 0 where they are strict, else g >= 0:
+A layer is an activation of some slope (1: none) and, it may be, a max pool after it. The region in which it would be
+held so anyway is a list of rows g that are affine in the input, g > 0 where they are strict, else g >= 0:
 
 - without a pool: z > 0 (strict) where the unit is on, -z >= 0 where it is off, since a bit is (value > 0);
 - a max pool alone: its winner w is the first of the largest, so z_w - z_j >= 0, strict for the j before w;
@@ -27,8 +27,8 @@ class Held:
     Args:
         name: of the layer.
         slope: of the activation, 1 for none.
-        window: int64 [O, L], the positions of each pool window in the flattened map in row-major order, -1 outside of it;
-            None without a max pool.
+        window: int64 [O, L], the positions of each pool window in the flattened map in row-major order, -1 outside of
+            it; None without a max pool.
 
     Attributes:
         strict: bool [B, rows].
@@ -83,7 +83,7 @@ class Held:
     def magnitudes(self, m: torch.Tensor) -> torch.Tensor:
         """The magnitudes of the rows from those of z, [B, T, ...] -> [B, T, rows]."""
         if self.window is None:
-            return m.flatten(2)
+            return m.flatten(2).clone()  # an in-place call writes over m
         m, winner = self._winner(m)
         total = torch.where(self.dead.unsqueeze(1), m, winner + m)
         own = winner if self.slope != 1 else torch.zeros_like(winner)

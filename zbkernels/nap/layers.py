@@ -131,6 +131,11 @@ def _layer(site: Site, call: Call, units: str, stands_for_relu: bool) -> Layer |
     )
 
 
+def named(layer: Layer, pattern: str) -> bool:
+    """Whether a name, or a shell pattern, is the layer's."""
+    return layer.name == pattern or fnmatchcase(layer.name, pattern)
+
+
 def choose(layers: Sequence[Layer], wanted: Sequence[str] | None) -> tuple[Layer, ...]:
     """The layers whose names are wanted (``*``, ``?`` and ``[…]`` as in a shell), each at its first word.
 
@@ -141,11 +146,11 @@ def choose(layers: Sequence[Layer], wanted: Sequence[str] | None) -> tuple[Layer
     if not layers:
         raise RecordingError("record: the model met no ReLU, leaky ReLU or max pool, so it has no pattern")
     for pattern in wanted or ():
-        if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
+        if not any(named(layer, pattern) for layer in layers):
             raise RecordingError(f"record: layers: {pattern!r} is none of the model's: {', '.join(names)}")
     start, chosen = 0, []
     for layer in layers:
-        if wanted is None or any(layer.name == p or fnmatchcase(layer.name, p) for p in wanted):
+        if wanted is None or any(named(layer, pattern) for pattern in wanted):
             chosen.append(replace(layer, start=start))
             start += layer.words
     if start == 0:

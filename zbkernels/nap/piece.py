@@ -1,8 +1,8 @@
 """The affine piece of a piecewise-linear network: the network with each unit held as it is at an anchor.
 
 Where the held units are what the network itself would choose is the piece's region; ``held.py`` says which rows
-g(x) > 0 or g(x) >= 0 describe it. The prediction c, the first of the largest logits, adds f_c - f_j >= 0, strict for the j
-before c. Everything runs in float64, the weights as they are stored.
+g(x) > 0 or g(x) >= 0 describe it. The prediction c, the first of the largest logits, adds f_c - f_j >= 0, strict for
+the j before c. Everything runs in float64, the weights as they are stored.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from zbkernels.nap.errors import Errors
 from zbkernels.nap.held import Held, fused_windows, pool_windows
-from zbkernels.nap.rounding import Magnitudes, Rounding, grid_of
-from zbkernels.nap.unit_calls import geometry
+from zbkernels.nap.rounding import Rounding
+from zbkernels.nap.unit_calls import function_name, geometry
 from zbkernels.nap.units import Call, Handler, Site, Units, check_visible
 from zbkernels.ops._conv_reference import _conv, _pool
 
@@ -37,17 +38,23 @@ class _Seen(Units):
         self.who = who
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function_name(func) == "batch_norm" and (
+            args[5] if len(args) > 5 else (kwargs or {}).get("training")
+        ):
+            self._refuse("batch_norm in training")  # before torch refuses a batch of one by another name
         try:
             result = super().__torch_function__(func, types, args, kwargs)
-        except NotImplementedError as error:  # of ``Magnitudes``
+        except NotImplementedError as error:  # of ``Errors``
             raise NotPiecewiseLinear(f"{self.who}: in layer {self._stack[-1]!r}: {error}") from error
         if self.unsupported:
-            layer = self._stack[-1] if self._stack else self.model._get_name()
-            raise NotPiecewiseLinear(
-                f"{self.who}: the model is not piecewise linear: layer {layer!r} calls {self.unsupported[0]}"
-                + _advice(self.unsupported[0])
-            )
+            self._refuse(self.unsupported[0])
         return result
+
+    def _refuse(self, function: str) -> None:
+        layer = self._stack[-1] if self._stack else self.model._get_name()
+        raise NotPiecewiseLinear(
+            f"{self.who}: the model is not piecewise linear: layer {layer!r} calls {function}{_advice(function)}"
+        )
 
 
 def _advice(function: str) -> str:
@@ -111,24 +118,25 @@ class Piece:
 
     def _look(self, units: str) -> None:
         """Run the model as it is: its results, and which activations only max pools read."""
-        self._slopes: dict[str, float] = {}
+        rectifiers: set[str] = set()
         pools: list[str] = []
 
         def note(site: Site, call: Call) -> Any:
             pool = call.args.get("pool", "none")
             if call.kind == "max_pool" or pool == "max":
                 pools.append(site.name)
-            elif pool == "none":
-                self._slopes[site.name] = call.args.get("negative_slope", 0.0)
+            elif pool == "none" and call.args.get("negative_slope", 0.0) == 0:
+                rectifiers.add(site.name)
             return call.run()
 
         seen = _Seen(self.who, self.model, note)
         self.outputs = self._call(seen, self.inputs)
-        self._deferred = seen.only_pooled & self._slopes.keys()
+        self._deferred = seen.only_pooled & rectifiers
         check_units(self.who, units, pools)
-        two = torch.cat([self.inputs[:1], -self.inputs[:1]])
-        alone = self._call(_Seen(self.who, self.model, lambda _, call: call.run()), two)[0]
-        if not _close(alone, self.outputs[0]):
+        # An input and another one, in either order, must not notice each other.
+        pair = torch.stack([self.inputs[0], 1 - self.inputs[0]])
+        one, other = (self._call(_Seen(self.who, self.model, _as_it_is), x) for x in (pair, pair.flip(0)))
+        if not (_close(one[:1], self.outputs[:1]) and _close(one, other.flip(0))):
             raise NotPiecewiseLinear(
                 f"{self.who}: the model's result for an input depends on the others of its batch"
             )
@@ -157,17 +165,40 @@ class Piece:
         ``points[b]`` go through the piece of anchor b, inside its region or not.
         """
         rows: list[torch.Tensor] = []
-        outputs = self._through(points, lambda held, z, _: rows.append(held.rows(z)), None)
+        outputs = self._through(points, lambda held, z: rows.append(held.rows(z)), None)
         rows.append(outputs.gather(2, self._predicted(points)) - outputs)
         return rows, outputs
 
     def magnitudes(self, points: torch.Tensor) -> list[tuple[torch.Tensor, Rounding]]:
-        """(magnitudes [B, T, rows], how they bound the rounding) of each layer of rows at |``points``|."""
+        """(magnitudes [B, T, rows], what is known of the values behind) of each layer of rows at |``points``|."""
+        return self._bounded(points, Errors(None), 0)
+
+    def errors(
+        self, points: torch.Tensor, dtype: torch.dtype, *, more: int = 0, grid: bool = True
+    ) -> list[tuple[torch.Tensor, Rounding]]:
+        """(by how much rows can be off [B, T, rows], what is known of the values behind) of each layer at ``points``.
+
+        Args:
+            dtype: in which the model is computed.
+            more: roundings of the points themselves.
+            grid: find out where values are exact; False to have bounds for all inputs of these magnitudes.
+        """
+        # A row is a difference, rounded once more in float64, where only its sign is asked for.
+        return [
+            (e * (1 + 1e-12), known) for e, known in self._bounded(points, Errors(dtype, grid=grid), more)
+        ]
+
+    def _bounded(self, points: torch.Tensor, mode: Errors, more: int) -> list[tuple[torch.Tensor, Rounding]]:
         rows: list[tuple[torch.Tensor, Rounding]] = []
-        mode = Magnitudes()
-        outputs = self._through(points.abs(), lambda held, z, r: rows.append((held.magnitudes(z), r)), mode)
+
+        def visit(held: Held, z: torch.Tensor, known: Rounding) -> None:
+            rows.append((held.magnitudes(z), known))
+
+        self._through(points, visit, mode, more)
+        last, known = self._last
+        last = last.unflatten(0, points.shape[:2])
         predicted = self._predicted(points)
-        rows.append(((outputs.gather(2, predicted) + outputs).scatter(2, predicted, 0.0), self._last))
+        rows.append(((last.gather(2, predicted) + last).scatter(2, predicted, 0.0), known))
         return rows
 
     def describe(self, layer: int, row: int) -> str:
@@ -190,11 +221,10 @@ class Piece:
         return self.predictions[:, None, None].expand(-1, points.shape[1], 1)
 
     def _through(
-        self,
-        points: torch.Tensor,
-        visit: Callable[[Held, torch.Tensor, Rounding], None],
-        mode: Magnitudes | None,
+        self, points: torch.Tensor, visit: Callable[..., None], mode: Errors | None, more: int = 0
     ) -> torch.Tensor:
+        """The held network's outputs [B, T, C]. ``visit(held, z)`` sees each layer's pre-activations [B, T, ...];
+        with a mode ``visit(held, their errors or magnitudes, what is known of them)``."""
         batch = points.shape[:2]
         left = iter(self._held)
 
@@ -204,14 +234,21 @@ class Piece:
                 raise NotPiecewiseLinear(
                     f"{self.who}: the model takes another path for other inputs, at {site.name!r}"
                 )
-            rounding = mode.of(z) if mode else Rounding()
             each = z.unflatten(0, batch)
-            visit(held, each, rounding)
             y = held.output(each).flatten(0, 1)
-            return mode.scaled(y, rounding, slope) if mode else y
+            if mode is None:
+                visit(held, each)
+                return y
+            known, error = mode.of(z), mode.error(z)
+            if error is None:  # magnitudes
+                visit(held, each, known)
+                return mode.activated(y, None, known, slope)
+            error = error.unflatten(0, batch)
+            visit(held, error, known)
+            return mode.activated(y, held.output(error).flatten(0, 1), known, slope)
 
         with torch.no_grad():
-            outputs = self._run(points.flatten(0, 1), go_on, mode)
+            outputs = self._run(points.flatten(0, 1), go_on, mode, more)
         if next(left, None) is not None:
             raise NotPiecewiseLinear(f"{self.who}: the model takes another path for other inputs")
         return outputs.unflatten(0, batch)
@@ -220,15 +257,16 @@ class Piece:
         self,
         x: torch.Tensor,
         layer: Callable[[Site, torch.Tensor, float, torch.Tensor | None], torch.Tensor],
-        mode: Magnitudes | None,
+        mode: Errors | None,
+        more: int = 0,
     ) -> torch.Tensor:
-        """The model on x, each of its layers of units (max pool included) replaced by ``layer(site, z, slope, window)``."""
+        """The model on x, each layer of units (max pool included) replaced by ``layer(site, z, slope, window)``."""
 
         def handler(site: Site, call: Call) -> Any:
             args, slope, window, g = call.args, 1.0, None, None
             if args.get("return_indices") or call.function.endswith(("_nap", "_with_indices")):
                 raise NotPiecewiseLinear(
-                    f"{self.who}: {site.name!r} calls {call.function}, whose winners the model reads"
+                    f"{self.who}: {site.name!r} calls {call.function}, which the model reads"
                 )
             if call.kind == "conv_relu_pool":
                 g = geometry(args)
@@ -240,7 +278,7 @@ class Piece:
             elif call.kind == "max_pool":
                 z, window = call.input, pool_windows(args, call.input.shape[-2:], site.shape[-2:])
                 if call.source is not None and call.source.name in self._deferred:
-                    slope = self._slopes[call.source.name]
+                    slope = 0.0
             else:
                 z, slope = call.input, args.get("negative_slope", 0.0)
             if site.name in self._deferred:
@@ -248,21 +286,22 @@ class Piece:
             with torch._C.DisableTorchFunction():
                 y = layer(site, z, slope, None if window is None else window.to(z.device))
                 if window is not None:
-                    shaped = y.unflatten(-1, site.shape[-2:])
-                    y = mode.track(shaped, mode.of(y)) if mode else shaped
+                    shaped, flat = y.unflatten(-1, site.shape[-2:]), y
+                    y = shaped
+                    if mode:
+                        error = mode.error(flat)
+                        error = None if error is None else error.unflatten(-1, site.shape[-2:])
+                        mode.track(y, error, mode.of(flat))
             if args.get("inplace"):
                 with torch._C.DisableTorchFunction():
-                    y = mode._write(z, y) if mode else z.copy_(y)
+                    y = mode.write(z, y) if mode else z.copy_(y)
             return _pool(y, g) if g is not None and g.pool == "avg" else y
 
         if mode:
-            grid = grid_of(x)
-            mode.track(
-                x, Rounding(grid=grid, span=0.0 if grid == float("inf") else float(x.abs().max()) / grid)
-            )
+            x = mode.start(x, more)
         return self._call(_Seen(self.who, self.model, handler), x, mode)
 
-    def _call(self, units: _Seen, x: torch.Tensor, mode: Magnitudes | None = None) -> torch.Tensor:
+    def _call(self, units: _Seen, x: torch.Tensor, mode: Errors | None = None) -> torch.Tensor:
         with mode or nullcontext(), units:
             y = torch.func.functional_call(self.model, self._weights, (x,))
         if (
@@ -274,7 +313,8 @@ class Piece:
             got = f"{y.dtype} {list(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__
             raise ValueError(f"{self.who}: expected a model that returns logits [{x.shape[0]}, C], got {got}")
         if mode:
-            self._last = mode.of(y)
+            error = mode.error(y)
+            self._last = (y if error is None else error, mode.of(y))
         return y
 
 
@@ -301,6 +341,10 @@ def check_inputs(who: str, x: Any) -> torch.Tensor:
     if not bool(torch.isfinite(x).all()):
         raise ValueError(f"{who}: expected finite inputs, got NaN or infinite values")
     return x.detach().to(torch.float64, copy=True)
+
+
+def _as_it_is(site: Site, call: Call) -> Any:
+    return call.run()
 
 
 def check_units(who: str, units: str, pools: list[str]) -> None:

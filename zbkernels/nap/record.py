@@ -97,7 +97,7 @@ def _record(
         "choice": None if layers is None else list(layers),
         "layers": [layer.to_json() for layer in reader.layers],
         "words": reader.words,
-        "unsupported": reader.unsupported,
+        "unsupported": list(reader.unsupported),
         "predictions": predictions and reader.classes is not None,
         "model": fingerprint(model),
         "run": _circumstances(reader.prepare(first[0])),

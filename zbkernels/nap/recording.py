@@ -20,16 +20,18 @@ import fcntl
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 import torch
+from torch import nn
 
 from zbkernels.files import read_json, write_json
-from zbkernels.nap.layers import Layer, RecordingError
+from zbkernels.nap.fingerprint import difference, fingerprint
+from zbkernels.nap.layers import Layer, RecordingError, named
 
 FORMAT = "zbkernels activation patterns"
 VERSION = 1
@@ -111,6 +113,33 @@ class Recording:
             f"{self.path}: no layer {name!r}; there are {', '.join(each.name for each in self.layers)}"
         )
 
+    def choose(self, names: Sequence[str] | None) -> tuple[Layer, ...]:
+        """The layers of these names (``*`` and ``?`` as in a shell), each where it is; None for all.
+
+        Raises:
+            RecordingError: a name is none of the recording's.
+        """
+        for name in names or ():
+            if not any(named(layer, name) for layer in self.layers):
+                self.find(name)
+        return tuple(layer for layer in self.layers if names is None or any(named(layer, n) for n in names))
+
+    def words(self, layers: Sequence[Layer]) -> torch.Tensor:
+        """The signatures of some layers, int64 [N, their words]: contiguous; of all layers the mapped ones."""
+        if tuple(layers) == self.layers:
+            return self.signatures
+        return torch.cat([layer.of(self.signatures) for layer in layers], 1)
+
+    def refuse_other_model(self, model: nn.Module) -> None:
+        """Compare the fingerprint.
+
+        Raises:
+            RecordingError: another model's patterns were recorded; the message says in what it differs.
+        """
+        other = difference(self.made["model"], fingerprint(model))
+        if other is not None:
+            raise RecordingError(f"{self.path}: holds the recording of another model: {other}")
+
     def layer(self, name: str) -> torch.Tensor:
         """The signatures of one layer, int64 [N, words of the layer]: a view of :attr:`signatures`."""
         return self.find(name).of(self.signatures)
@@ -126,6 +155,11 @@ def read_header(folder: Path) -> dict[str, Any] | None:
     try:
         header = read_json(path)
         form, version = header["format"], header["version"]
+        if (form, version) == (FORMAT, VERSION):
+            words = {"signatures.bin": 8 * header["made"]["words"]}  # bytes of a row
+            for name, known in header["done"]["files"].items():
+                if known["bytes"] != header["done"]["rows"] * words.get(name, 4):
+                    raise ValueError(f"{name} has {known['bytes']} bytes for {header['done']['rows']} rows")
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:

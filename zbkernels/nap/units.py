@@ -16,7 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from zbkernels.nap.affine_calls import why_not_affine
+from zbkernels.nap.affine_calls import has_values, tensors_in, why_not_affine
 from zbkernels.nap.unit_calls import Arguments, function_name, output_shape, recognise
 from zbkernels.ops import _backend, _choice
 
@@ -161,7 +161,7 @@ class Units(TorchFunctionMode):
         if self._stack:
             self._stack.pop()
         if not self._stack:
-            self._note_use(_tensors(output))
+            self._note_use(tensors_in(output))
 
     def _begin(self) -> None:
         """A forward pass starts."""
@@ -180,7 +180,7 @@ class Units(TorchFunctionMode):
         """Whether a tensor, or one in a list or dict, may depend on the input: all do that are not known not to."""
         return any(
             t not in self._constants or (self._dirty and t.untyped_storage().data_ptr() in self._dirty)
-            for t in _tensors(value)
+            for t in tensors_in(value)
         )
 
     def _note_use(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -193,10 +193,10 @@ class Units(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self._stack:
             return func(*args, **kwargs)
-        given = list(_tensors((args, kwargs)))
+        given = list(tensors_in((args, kwargs)))
         if not any(map(self._depends, given)):
             result = func(*args, **kwargs)
-            for tensor in _tensors(result):
+            for tensor in tensors_in(result):
                 self._constants[tensor] = True
             return result
         name = function_name(func)
@@ -204,12 +204,11 @@ class Units(TorchFunctionMode):
         if unit is not None:
             return self._unit(name, *unit, lambda: func(*args, **kwargs))
         result = func(*args, **kwargs)
-        made = list(_tensors(result))
+        made = list(tensors_in(result))
         if made:
             self._note_use(t for t in given if not any(t is m for m in made))
         self._written(name, args, kwargs, made)
-        values = any(t.is_floating_point() or t.is_complex() for t in made)
-        reason = why_not_affine(name, args, kwargs, self._depends, values)
+        reason = why_not_affine(name, args, kwargs, self._depends, any(map(has_values, made)))
         if reason is not None and reason not in self.unsupported:
             self.unsupported.append(reason)
         return result
@@ -218,9 +217,9 @@ class Units(TorchFunctionMode):
         """What is written from the input on is no constant any more, nor is any other view of its memory."""
         for tensor in made:
             self._constants.pop(tensor, None)
-        into = [*_tensors(kwargs.get("out"))]
+        into = [*tensors_in(kwargs.get("out"))]
         if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace"):
-            into += _tensors(args[:1])
+            into += tensors_in(args[:1])
         for tensor in into:
             self._constants.pop(tensor, None)
             self._overwritten(tensor)
@@ -301,15 +300,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)

@@ -20,7 +20,7 @@ def window_positions(args: Arguments) -> int:
 
 
 def winners(args: Arguments, rectified: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(codes int64 [..., P, Q], pooled values, their indices as torch counts them) of a ``max_pool`` call.
+    """(codes uint8 or int64 [..., P, Q], pooled values, their indices as torch counts them) of a ``max_pool`` call.
 
     Args:
         args: as ``unit_calls.recognise`` binds them.
@@ -49,12 +49,16 @@ def winners(args: Arguments, rectified: bool) -> tuple[torch.Tensor, torch.Tenso
     i = (index // x.shape[-1] - first_row[:, None]) // steps[0]
     j = (index % x.shape[-1] - first_column) // steps[1]
     some = y > 0 if rectified else ~y.isnan()
-    return torch.where(some, 1 + i * _kernel(args)[1] + j, 0), y, index
+    codes = 1 + i * _kernel(args)[1] + j
+    small = (
+        torch.uint8 if window_positions(args) <= 255 else torch.int64
+    )  # an eighth of the memory to go through
+    return codes.to(small).mul_(some), y, index
 
 
 def code_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """bool [..., bits], the lowest bit first."""
-    return ((codes.unsqueeze(-1) >> torch.arange(bits, device=codes.device)) & 1).bool()
+    return ((codes.unsqueeze(-1) >> torch.arange(bits, dtype=codes.dtype, device=codes.device)) & 1).bool()
 
 
 def _kernel(args: Arguments) -> tuple[int, int]:

@@ -128,7 +128,7 @@ def nap_group(sig: torch.Tensor) -> Groups:
     Raises:
         TypeError: sig is no dense int64 tensor.
         ValueError: sig has not two dimensions.
-        RuntimeError: the call is being captured in a CUDA graph, or batches under vmap differ in their number of groups.
+        RuntimeError: the call is being captured in a CUDA graph, or batches under vmap differ in how many there are.
     """
     check(sig)
     kernel = _backend.choose_kernel(OP, sig, None)

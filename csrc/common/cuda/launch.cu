@@ -63,6 +63,28 @@ void Place::allow_all_shared_memory(const char* name, const void* function) cons
   allowed.insert({device, function});
 }
 
+int64_t Place::processors() const {
+  int count = 0;
+  check("asking for the device's SMs",
+        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, x_.get_device_index()));
+  return count;
+}
+
+void Place::refuse_capture(const char* why) const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check("asking for the stream's state", cudaStreamIsCapturing(stream_, &status));
+  STD_TORCH_CHECK(status == cudaStreamCaptureStatusNone, op_,
+                  ": expected a call outside of CUDA graph capture, got one within: ", why);
+}
+
+int64_t Place::wait_for(const Tensor& number) const {
+  int64_t value = 0;
+  check("reading a result's size",
+        cudaMemcpyAsync(&value, number.const_data_ptr(), sizeof(value), cudaMemcpyDeviceToHost, stream_));
+  check("waiting for a result's size", cudaStreamSynchronize(stream_));
+  return value;
+}
+
 Place::Place(const char* op, const Tensor& x, const Tensor* weight)
     : op_(op), x_(x), weight_(weight), guard_(x.get_device_index()) {
   const int32_t device = x.get_device_index();

@@ -66,6 +66,11 @@ class Place {
   void clear(const Tensor& t, int64_t bytes) const {
     if (bytes > 0) std::memset(t.mutable_data_ptr(), 0, bytes);
   }
+  int64_t processors() const { return emulation::kProcessors; }
+  void refuse_capture(const char*) const {}
+  int64_t wait_for(const Tensor& number) const {
+    return *static_cast<const int64_t*>(number.const_data_ptr());
+  }
 #else
   cudaStream_t stream() const { return stream_; }
 
@@ -84,6 +89,15 @@ class Place {
   void clear(const Tensor& t, int64_t bytes) const {
     if (bytes > 0) check("clearing memory", cudaMemsetAsync(t.mutable_data_ptr(), 0, bytes, stream_));
   }
+
+  // How many SMs the device has.
+  int64_t processors() const;
+
+  // Raises where the stream is being captured: `why` a graph can't hold the op.
+  void refuse_capture(const char* why) const;
+
+  // The first int64 of a tensor, waiting for all that the stream was given before.
+  int64_t wait_for(const Tensor& number) const;
 #endif
 
  private:

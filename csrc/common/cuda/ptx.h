@@ -107,6 +107,17 @@ ZB_DEVICE void store_vector_global(void* to, const V& value) {
 #endif
 }
 
+// A value that other threads may be writing with atomics: what it was at some time, from no cache of this SM.
+ZB_DEVICE uint64_t load_relaxed(const uint64_t* from) {
+#ifdef ZB_CUDA_EMULATION
+  return __atomic_load_n(from, __ATOMIC_RELAXED);
+#else
+  uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+#endif
+}
+
 // --- asynchronous copies from global to shared memory (sm_80) -----------------------------------------
 
 // 16 bytes, or 16 zeros where not `valid` (then `from` is not read). Both must be aligned to 16.
@@ -195,6 +206,20 @@ ZB_DEVICE void multiply_fragments(float (&sums)[4], const uint32_t (&a)[4], uint
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+#endif
+}
+
+// sums += how many bits are set in both, over 256 bits: m16n8k256, with the fragments of 32 bytes as above.
+// One instruction on sm_80 to sm_90; ptxas makes products of bytes of it on sm_100 and later.
+ZB_DEVICE void count_common_bits(uint32_t (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef ZB_CUDA_EMULATION
+  emulation::count_common_bits(sums, a, b0, b1);
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
 

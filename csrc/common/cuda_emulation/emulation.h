@@ -30,6 +30,9 @@ struct Site {
 // common/cuda/launch.h asks the driver for more shared memory from here on.
 constexpr size_t kSharedWithoutAsking = 32 * 1024;
 
+// Few, so that small problems are split as large ones are on a card.
+constexpr int64_t kProcessors = 2;
+
 struct Indices {
   dim3 thread, block, block_dim, grid_dim;
 };
@@ -186,6 +189,26 @@ void multiply_fragments(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, u
   }
 }
 
+// mma.m16n8k256 of single bits, "and" then the population count: fragments lie as those above, of 32 bytes.
+inline void count_common_bits(uint32_t (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                              ZB_SITE) {
+  struct Operands {
+    uint32_t a[4], b[2];
+  };
+  const Lanes& lanes = exchange(0xffffffffu, Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}}, "mma", site, true);
+  const auto common = [](uint32_t x, uint32_t y) { return static_cast<uint32_t>(__builtin_popcount(x & y)); };
+  for (int half = 0; half < 2; ++half) {
+    for (int quad = 0; quad < 4; ++quad) {
+      const Operands upper = lanes.get<Operands>(lane() / 4 * 4 + quad);
+      for (int column = 0; column < 2; ++column) {
+        const uint32_t b = lanes.get<Operands>((lane() % 4 * 2 + column) * 4 + quad).b[half];
+        sums[column] += common(upper.a[2 * half], b);
+        sums[2 + column] += common(upper.a[2 * half + 1], b);
+      }
+    }
+  }
+}
+
 }  // namespace zb::cuda::emulation
 
 // --- the names that device code uses ------------------------------------------------------------------
@@ -213,6 +236,17 @@ inline int __any_sync(unsigned mask, int predicate, ZB_SITE) {
 }
 inline int __all_sync(unsigned mask, int predicate, ZB_SITE) {
   return __ballot_sync(mask, predicate, site) == mask;
+}
+
+// The lanes of `mask` that brought the same value.
+template <class T>
+unsigned __match_any_sync(unsigned mask, T value, ZB_SITE) {
+  const zb::cuda::emulation::Lanes& lanes = zb::cuda::emulation::exchange(mask, value, "match", site);
+  unsigned same = 0;
+  for (int i = 0; i < 32; ++i) {
+    if (mask >> i & 1 && lanes.get<T>(i) == value) same |= 1u << i;
+  }
+  return same;
 }
 
 template <class T>
@@ -283,6 +317,22 @@ template <class T, class V>
 T atomicAdd(T* at, V value) {
   return __atomic_fetch_add(at, static_cast<T>(value), __ATOMIC_RELAXED);
 }
+template <class T>
+T atomicMax(T* at, T value) {
+  T before = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (before < value &&
+         !__atomic_compare_exchange_n(at, &before, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return before;
+}
+template <class T>
+T atomicCAS(T* at, T expected, T value) {
+  __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
+
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 
 // Rounded products that the compiler must not fuse: the emulation is compiled with -ffp-contract=off.
 inline float __fmul_rn(float a, float b) { return a * b; }

@@ -60,6 +60,7 @@ Call make_call(const Problem& p, const Tensor& x, const Tensor& weight, Outputs&
 
 const char* name_of(const Kernels& kernels, const Call& c) {
   return c.algorithm == Algorithm::kWinograd       ? kernels.winograd_name
+         : c.algorithm == Algorithm::kDirectPairs  ? kernels.pairs_name
          : c.algorithm == Algorithm::kFewPixels    ? kernels.few_pixels_name
          : c.algorithm == Algorithm::kDirectPixels ? kernels.pixels_name
          : c.algorithm == Algorithm::kDepthwise    ? kernels.depthwise_name

@@ -4,6 +4,7 @@
 namespace zb::conv_relu_pool::cpu {
 
 const Kernels kPortableKernels = {"direct portable",
+                                  nullptr,
                                   "direct-pixels portable",
                                   "depthwise portable",
                                   "winograd portable",

@@ -143,20 +143,20 @@ DirectScratch<T> direct_scratch(const Call& c, Scratch& memory) {
   s.value = memory.take<T>(outputs);
   s.position = memory.take<T>(outputs);
   s.maps = memory.take<Map<T>>(c.images.block);
-  s.offsets = memory.take<int64_t>(chain_channels(c) * c.kernel[0] * c.kernel[1]);
+  s.offsets = memory.take<int64_t>(c.chain_offsets);
   s.runs = take_runs<T>(c, c.map_rows * c.map_columns, c.rows.block * c.columns.block, memory);
   return s;
 }
 
+// one_chain: no sum is cut.
 template <class T>
-void plan_direct(Call& c) {
+void plan_slabs(Call& c, bool one_chain) {
   constexpr int64_t size = sizeof(T);
-  const int64_t taps = c.kernel[0] * c.kernel[1];
   c.columns = cut_evenly(c.out[1], outputs_within(c, 1, kColumns));
   c.map_columns = map_extent(c, 1, c.columns.block);
   const int64_t map_row = c.map_columns * kBlock<T> * size;
   choose_slab(c, c.map[0], c.map_columns);
-  const int64_t slab_row = c.C * slab_shape(c, 1, c.map_columns).pitch * size;
+  const int64_t slab_row = c.planes * slab_shape(c, 1, c.map_columns).pitch * size;
   // Map rows that fit: by the map's own size, and by the input rows that they need.
   const int64_t by_slab =
       most(1, (kSlabBytes / slab_row - (c.kernel[0] - 1) * c.dilation[0] - 1) / c.stride[0] + 1);
@@ -167,7 +167,6 @@ void plan_direct(Call& c) {
   if (c.rows.block == 1) c.map_rows = least(c.map_rows, most(rows_fit, 64));
   choose_slab(c, c.map_rows, c.map_columns);
   // With one chain of weights nothing is gained by computing many rows before they are pooled.
-  const bool one_chain = c.algorithm == Algorithm::kDirectPixels || chain_channels(c) == c.Cg;
   c.chunk_rows =
       one_chain ? least(c.map_rows, up_to(most(1, kPoolBytes / map_row), c.pool_stride[0])) : c.map_rows;
   // Small images: several a task, which then share each chunk of weights while it is in the cache.
@@ -176,11 +175,20 @@ void plan_direct(Call& c) {
     const int64_t fit = least(kMapBytes / (c.map_rows * map_row), kSlabBytes / slab);
     c.images = cut_evenly(c.N, clamped(fit, 1, most(1, c.N / (c.threads * kTasksPerThread))));
   }
-  c.weight_units = c.algorithm == Algorithm::kDirect ? c.blocks * c.Cg : c.K;
-  c.weight_bytes = size * (c.algorithm == Algorithm::kDirect ? c.blocks * kBlock<T> : c.K) * c.Cg * taps;
   Scratch count{nullptr, 0};
   direct_scratch<T>(c, count);
   c.scratch_bytes = count.used;
+}
+
+template <class T>
+void plan_direct(Call& c) {
+  const int64_t taps = c.kernel[0] * c.kernel[1], chain = chain_channels(c, c.Cg);
+  const bool pixels = c.algorithm == Algorithm::kDirectPixels;
+  c.planes = c.C;
+  c.chain_offsets = chain * taps;
+  c.weight_units = pixels ? c.K : c.blocks * c.Cg;
+  c.weight_bytes = static_cast<int64_t>(sizeof(T)) * (pixels ? c.K : c.blocks * kBlock<T>)*c.Cg * taps;
+  plan_slabs<T>(c, pixels || chain == c.Cg);
 }
 
 }  // namespace

@@ -7,8 +7,15 @@
 namespace zb::conv_relu_pool::cpu {
 
 const Kernels& kernels_here() {
+#if defined(ZB_AVX512_BF16)
+  if (cpu_capability() == Capability::kAvx512Bf16) return kAvx512Bf16Kernels;
+#endif
+  return general_kernels_here();
+}
+
+const Kernels& general_kernels_here() {
 #if defined(__x86_64__)
-  if (cpu_capability() == Capability::kAvx512) return kAvx512Kernels;
+  if (cpu_capability() >= Capability::kAvx512) return kAvx512Kernels;
   if (cpu_capability() == Capability::kAvx2) return kAvx2Kernels;
 #endif
   return kPortableKernels;

@@ -9,6 +9,9 @@ namespace zb::conv_relu_pool::cpu {
 // The kernels of the instruction set in use.
 const Kernels& kernels_here();
 
+// The same, less what is there for single dtypes: for who must know that Winograd runs where it can.
+const Kernels& general_kernels_here();
+
 Element element_of(ScalarType dtype);
 
 // Packs the weights and runs all tasks of a call that kernels.plan has planned. With `keep_weights` the

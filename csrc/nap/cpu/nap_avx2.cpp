@@ -4,6 +4,9 @@
 #include <immintrin.h>
 
 namespace zb::nap::avx2 {
+#include "nap/cpu/distances.inc"
+#include "nap/cpu/frequency.inc"
+#include "nap/cpu/hash.inc"
 #include "nap/cpu/rows.inc"
-}
+}  // namespace zb::nap::avx2
 #endif
