@@ -154,8 +154,8 @@ HEADER = """# Inserting into a NapIndex
 {rows:,} signatures of 512 bits in batches of {batch:,}: `distinct` has no two alike, `repeated` ten of each on average.
 Million rows a second, the best of {rounds} rounds in which the contestants took turns, a fresh process each; how many
 times as fast as that contestant `NapIndex` is; and the memory resident at the end and at the peak, as a multiple of the
-bytes of the distinct signatures (for `numpy.unique` the rows and the result; the others never hold the rows). All agreed
-on counts and first ids. {threads} threads, Python {python}, numpy {numpy}, torch {torch}, {cpu}.
+bytes of the distinct signatures (for `numpy.unique` the rows and the result; the others never hold the rows). All
+agreed on counts and first ids. {threads} threads, Python {python}, numpy {numpy}, torch {torch}, {cpu}.
 `python bench/nap_index.py` writes this file.
 
 """

@@ -16,7 +16,6 @@ from typer.testing import CliRunner, Result
 
 from zbkernels.cli import app
 from zbkernels.data import load_digits
-from zbkernels.experiments.runner import run
 from zbkernels.models import ARCHITECTURES, build
 from zbkernels.nap import Recording, patterns, record
 from zbkernels.nap.neighbours import neighbours
@@ -209,7 +208,7 @@ def test_certify(folder):
     )
     assert len(groups) == 5 and groups[0]["inputs"] >= groups[-1]["inputs"] >= 2
     for group in groups:
-        assert group["certified"] and group["kind"] == "cone" and group["holds"]["float32"]
+        assert group["certified"] and group["kind"] == "cone" and group["margins"]["float32"]["holds"]
         mixed = (torch.rand(20, len(group["rows"])) @ digits.images[group["rows"]].flatten(1)).view(
             -1, 1, 8, 8
         )
@@ -285,14 +284,21 @@ def test_images_that_cannot_be_used(folder, tmp_path):
 
 
 def test_models_from_runs_exports_and_functions(tmp_path, monkeypatch):
-    run("table1-mnist", preset="smoke", out=tmp_path, seeds=(0,), device="cpu")
-    unit = tmp_path / "table1-mnist-smoke" / "units" / "without-bias-seed0"
+    unit = tmp_path / "run" / "units" / "without-bias-seed0"
+    for folder, bias in (
+        (unit, False),
+        (unit.with_name("with-bias-seed0"), True),
+    ):  # as experiments leave them
+        folder.mkdir(parents=True)
+        save_file(network(bias=bias).state_dict(), folder / "model.safetensors")
+        settings = {"architecture": str(ARCHITECTURES["fcn-mnist"]), "form": "plain" if bias else "fused"}
+        (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
     options = ("digits", "--limit", 3)
     assert values("record", unit, *options, "--out", tmp_path / "a")["layers"][0]["kind"] == "linear_relu"
     biased = unit.with_name("with-bias-seed0") / "model.safetensors"  # settings.json lies beside it
     assert values("record", biased, *options, "--out", tmp_path / "b")["layers"][0]["kind"] == "relu"
     assert f"there are {unit.with_name('with-bias-seed0')}, {unit}" in error(
-        "record", tmp_path / "table1-mnist-smoke", *options, "--out", tmp_path / "c"
+        "record", tmp_path / "run", *options, "--out", tmp_path / "c"
     )
 
     x = load_digits().test.images

@@ -28,8 +28,8 @@ def test_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     assert [kind for kind, _ in blocks] == ["sh", "sh", "python", "sh", "sh", "sh", "python"]
-    model = build(ARCHITECTURES["fcn-mnist"], (1, 8, 8), 10)  # as docs/nap_figures.py, but for the figures
-    train(model, load_digits(), TrainConfig(epochs=30, batch_size=32, lr=0.002, optimizer="adam"))
+    model = build(ARCHITECTURES["fcn-mnist"], (1, 8, 8), 10)  # docs/nap_figures.py trains it for longer
+    train(model, load_digits(), TrainConfig(epochs=3, batch_size=32, lr=0.002, optimizer="adam"))
     (tmp_path / "out/nap").mkdir(parents=True)
     save_file(model.state_dict(), tmp_path / "out/nap/digits.safetensors")
     names: dict[str, object] = {}

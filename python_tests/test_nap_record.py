@@ -621,6 +621,10 @@ def test_broken_recordings_are_refused_by_name(tmp_path):
         "recording.json", json.dumps(header | {"version": 2}).encode(), "of version 1, got .* of version 2"
     )
     broken("recording.json", json.dumps({"a": 1}).encode(), "cannot be read as a recording's header")
+    header["done"]["rows"] += 1  # would map memory that no file has
+    broken("recording.json", json.dumps(header).encode(), "signatures.bin has 880 bytes for 23 rows")
+    del header["made"]
+    broken("recording.json", json.dumps(header).encode(), "cannot be read as a recording's header")
     (folder / "predictions.bin").unlink()
     with pytest.raises(RecordingError, match=r"predictions\.bin: is missing"):
         Recording.load(folder)

@@ -186,6 +186,13 @@ def test_a_word_costs_one_population_count(case: str, distances: int, target: Ta
         assert code.machine_instructions(r"\bPOPC\b") == (words + 1) * distances
 
 
+@pytest.mark.parametrize("target", (SM_80, SM_90), ids=lambda target: target.arch)
+def test_hashes_and_groups_read_two_words_at_a_time(target: Target) -> None:
+    """A row's beginning is even, which the compiler knows from a hint that it loses in a function's argument."""
+    for code in compiled("hash and groups", target):
+        assert code.machine_instructions(triton_table.SIXTEEN_BYTES) > 0
+
+
 def test_every_kernel_is_compiled_here() -> None:
     """A kernel that nobody added to the cases would go unread."""
     import triton

@@ -14,11 +14,15 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """``run(*inputs)`` calls an op; the first of ``inputs`` is what a check replaces by other values."""
+    """``run(*inputs)`` calls an op; the first of ``inputs`` is what a check replaces by other values.
+
+    ``waits``: the size of the result depends on the data, so the host waits for it and no graph can hold the call.
+    """
 
     name: str
     inputs: Tensors
     run: Callable[..., Tensors]
+    waits: bool = False
 
     def other(self) -> torch.Tensor:
         """Other values for the first input."""
@@ -45,8 +49,10 @@ def calls(device: str) -> list[Call]:
         Call("linear_relu_nap", linear, lambda x, w: zb.linear_relu_nap(x, w)),
         Call("nap_pack", (rows,), lambda x: (zb.nap_pack(x),)),
         Call("nap_unpack", (words,), lambda sig: (zb.nap_unpack(sig, 1000),)),
+        Call("nap_hash", (words,), lambda sig: (zb.nap_hash(sig),)),
         Call("nap_hamming", (words, words[:9]), lambda a, b: (zb.nap_hamming(a, b),)),
         Call("nap_topk", (words[:9], words), lambda q, db: zb.nap_topk(q, db, 5)),
+        Call("nap_group", ((words & 1)[:, :4].contiguous(),), zb.nap_group, waits=True),
         Call("nap_frequency", (words,), lambda sig: (zb.nap_frequency(sig, 1000),)),
     ]
 

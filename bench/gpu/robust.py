@@ -96,7 +96,9 @@ def threads_16(card: Card, call: Call) -> str:
 
 
 def graph_16(card: Card, call: Call) -> str:
-    """A captured call works on what its input holds when the graph is replayed."""
+    """A captured call works on what its input holds when the graph is replayed; one that waits is refused in words."""
+    if call.waits:
+        return refused_in_a_graph(card, call)
     new = call.other()
     want = [call.run(*call.inputs), call.run(new, *call.inputs[1:])]
     static = call.inputs[0].clone()
@@ -109,8 +111,23 @@ def graph_16(card: Card, call: Call) -> str:
     return "3 replays"
 
 
+def refused_in_a_graph(card: Card, call: Call) -> str:
+    """Capture raises, and the card works on."""
+    if not card.device.startswith("cuda"):
+        raise Skip("only a card captures graphs")
+    try:
+        card.capture(lambda: call.run(*call.inputs))
+    except RuntimeError as refusal:
+        assert "outside of CUDA graph capture" in str(refusal), str(refusal)
+        same(call.run(*call.inputs), call.run(*call.inputs))
+        return str(refusal)[:80]
+    raise AssertionError("was not refused")
+
+
 def no_waiting(card: Card, call: Call) -> str:
     """The call comes back while the stream is still busy with what was there before."""
+    if call.waits:
+        raise Skip("the host waits for the size of the result")
     for _ in range(3):  # the first calls load code and take memory, which may wait
         want = call.run(*call.inputs)
     card.wait()
@@ -315,6 +332,17 @@ def large_topk_04(card: Card) -> str:
     return f"{rows} rows"
 
 
+def large_hash_04(card: Card) -> str:
+    """More than 2**31 rows: equal ones share a hash, the last one, which differs, does not."""
+    card.need(56)
+    rows = card.sized(2**31 + 100, 300)
+    sig = torch.zeros(rows, 1, dtype=torch.int64, device=card.device)
+    sig[-1] = -1
+    found = zb.nap_hash(sig)
+    assert bool((found[:-1] == found[0]).all()) and bool((found[-1] != found[0]).all())
+    return f"{rows} rows"
+
+
 def _top_bit(units: int) -> int:
     """The last word of a signature in which only the last unit is on."""
     bit = (units - 1) % 64
@@ -384,6 +412,7 @@ ONCE: dict[str, Callable[[Card], str]] = {
     "2^31 units": large_pack_04,
     "2^31 distances": large_hamming_04,
     "2^31 signatures": large_topk_04,
+    "2^31 hashes": large_hash_04,
     "code for this card": code_for_the_card_20,
     "no card visible": no_card_visible_20,
 }

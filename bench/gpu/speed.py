@@ -55,8 +55,10 @@ ROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("linear", "nap"): ("wide",),
     ("nap", "pack"): ("pack", "pack-f16"),
     ("nap", "unpack"): ("unpack",),
+    ("nap", "hash"): ("hash",),
     ("nap", "hamming"): ("hamming-large",),
     ("nap", "topk"): ("topk-large", "topk-one-large"),
+    ("nap", "group"): ("group", "group-distinct"),
     ("nap", "frequency"): ("frequency-large",),
 }
 # With torch.compile, the most telling first.

@@ -48,7 +48,9 @@ def _accuracies(metrics: dict[str, Any]) -> Iterator[Verdict]:
             yield Verdict(claim, NOT_TESTABLE, why)
             continue
         gap = mean(values) - paper
-        measured = f"{mean(values):.2f} %, {gap:+.2f} (same within {SAME_ACCURACY:g}); training was as long as it takes"
+        measured = (
+            f"{mean(values):.2f} %, {gap:+.2f} (same within {SAME_ACCURACY:g}); trained as long as it takes"
+        )
         yield Verdict(claim, judge(gap, SAME_ACCURACY, spread(values)), measured)
 
 

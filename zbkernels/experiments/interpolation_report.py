@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zbkernels.experiments.interpolation_claims import checks_of, total, verdicts
+from zbkernels.experiments.interpolation_claims import checks_of, count, total, verdicts
 from zbkernels.experiments.pictures import decode
 from zbkernels.experiments.units import VARIANTS, WITHOUT_BIAS
 from zbkernels.report import markdown_table, mean, spread, verdict_table
@@ -33,7 +33,7 @@ def _heading(metrics: dict[str, Any]) -> str:
         data = part["data"]
         lines.append(
             f"- Data: **{data['title']}**, {data['train_images']:,} training images, {data['test_images']:,} for tests;"
-            f" {part['epochs']} epochs, batch {part['batch_size']}."
+            f" {count(part['epochs'], 'epoch')}, batch {part['batch_size']}."
         )
         if data["note"]:
             lines.append(f"  Note on the data: {data['note']}.")
@@ -144,7 +144,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
 
     shown = [part for part in metrics["sets"] if part["strips"]]
     rows = max((sum(len(part["strips"][kind]) for part in shown) for kind in ("right", "wrong")), default=0)
-    wide, high, head = 13.0, 0.5, 0.62  # of the figure, of a row, and above the rows, in inches
+    wide, high, head = 13.0, 0.5, 0.5  # of the figure, of a row, and above the rows, in inches
     whole = head + high * max(rows, 3) + 0.3
     canvas = Figure(figsize=(wide, whole))
     for side, kind in enumerate(("right", "wrong")):
@@ -162,7 +162,14 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
             axes.axis("off")
             names = [part["data"]["classes"][label] for label in strip["labels"]]
             axes.text(-0.012, 0.5, names[0], ha="right", va="center", transform=axes.transAxes, fontsize=9)
-            axes.text(1.012, 0.62, names[1], va="center", transform=axes.transAxes, fontsize=9)
+            axes.text(
+                1.012,
+                0.5 if kind == "right" else 0.62,
+                names[1],
+                va="center",
+                transform=axes.transAxes,
+                fontsize=9,
+            )
             if kind == "wrong":
                 said = f"predicted: {part['data']['classes'][strip['predicted']]}"
                 axes.text(

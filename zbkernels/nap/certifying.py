@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,19 @@ class Certificate:
         value: dict[str, Any] = {"rows": self.rows, "inputs": self.inputs}
         if self.region is None:
             return {**value, "certified": False, "reason": self.reason}
-        holds = {str(d).removeprefix("torch."): m.holds for d, m in self.region.margins.items()}
+        margins = {
+            str(dtype).removeprefix("torch."): {
+                "holds": margin.holds,
+                "relative": margin.relative if math.isfinite(margin.relative) else None,
+            }
+            for dtype, margin in self.region.margins.items()
+        }
         return {
             **value,
             "certified": True,
             "kind": self.region.kind,
             "prediction": self.region.prediction,
-            "margin": self.region.margins[torch.float64].relative,
-            "holds": holds,
+            "margins": margins,
             "lost": self.region.lost,
         }
 

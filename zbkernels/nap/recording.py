@@ -155,6 +155,11 @@ def read_header(folder: Path) -> dict[str, Any] | None:
     try:
         header = read_json(path)
         form, version = header["format"], header["version"]
+        if (form, version) == (FORMAT, VERSION):
+            words = {"signatures.bin": 8 * header["made"]["words"]}  # bytes of a row
+            for name, known in header["done"]["files"].items():
+                if known["bytes"] != header["done"]["rows"] * words.get(name, 4):
+                    raise ValueError(f"{name} has {known['bytes']} bytes for {header['done']['rows']} rows")
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:

@@ -51,7 +51,7 @@ def _other_layer(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]
     for old, new in zip([*before, None], [*now, None], strict=False):
         if old != new:
             said = [
-                f"{each['name']} ({each['coding']} {each['shape']})" if each else "none"
+                f"{each['name']} ({each['kind']}, {each['coding']} {each['shape']})" if each else "none"
                 for each in (old, new)
             ]
             return f"{said[0]} where it has {said[1]} now"

@@ -206,23 +206,24 @@ def _distances(radii: Radii, i: int) -> tuple[str, ...]:
 def _hulls(hulls: Sequence[Certificate]) -> Table:
     table = _table(
         "All combinations of images that share a pattern",
-        "images", "vertices", "first row", "class", "certified", "margin", "holds in",
+        "images", "vertices", "first row", "class", "certified", "holds in (margin over rounding)",
         left=0,
     )  # fmt: skip
-    table.columns[4].justify = table.columns[6].justify = "left"
+    table.columns[4].justify = table.columns[5].justify = "left"
     for each in hulls:
         about = f"{each.inputs:,}", str(len(each.rows)), str(each.rows[0])
         if each.region is None:
-            table.add_row(*about, "-", f"no: {escape(each.reason)}", "-", "-")
+            table.add_row(*about, "-", f"no: {escape(each.reason)}", "-")
             continue
-        margins = each.region.margins
-        holds = [str(d).removeprefix("torch.") for d, m in margins.items() if m.holds]
+        margins = sorted(
+            (str(d).removeprefix("torch."), m) for d, m in each.region.margins.items() if m.holds
+        )
+        holds = [f"{name} ({margin.relative:.3g}×)" for name, margin in margins]
         table.add_row(
             *about,
             str(each.region.prediction),
             f"every {'conic' if each.region.kind == 'cone' else 'convex'} combination",
-            f"{margins[torch.float64].relative:.3g}",
-            ", ".join(["exact terms", *sorted(holds)]),
+            ", ".join(["exact terms", *holds]),
         )
     return table
 

@@ -43,7 +43,7 @@ def forward(sig: torch.Tensor) -> Groups:
 
 
 def compare_neighbours(sig: torch.Tensor, order: torch.Tensor, hashes: torch.Tensor) -> torch.Tensor:
-    """uint8 [N]: 0 where row order[i] equals row order[i - 1], 1 where its hash is another, 2 where only its words are."""
+    """uint8 [N]: 0 where row order[i] equals row order[i - 1], 1 where its hash differs, 2 where only its words do."""
     from zbkernels.triton.kernels import groups
 
     N, W = sig.shape

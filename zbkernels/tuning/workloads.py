@@ -19,8 +19,10 @@ OPS = (
     "linear_relu_nap",
     "nap_pack",
     "nap_unpack",
+    "nap_hash",
     "nap_hamming",
     "nap_topk",
+    "nap_group",
     "nap_frequency",
 )
 DTYPES = ("float32", "float16", "bfloat16")  # of a shape in words, where no dtype is asked for

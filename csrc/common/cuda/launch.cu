@@ -79,8 +79,8 @@ void Place::refuse_capture(const char* why) const {
 
 int64_t Place::wait_for(const Tensor& number) const {
   int64_t value = 0;
-  check("reading a result's size", cudaMemcpyAsync(&value, number.const_data_ptr(), sizeof(value),
-                                                   cudaMemcpyDeviceToHost, stream_));
+  check("reading a result's size",
+        cudaMemcpyAsync(&value, number.const_data_ptr(), sizeof(value), cudaMemcpyDeviceToHost, stream_));
   check("waiting for a result's size", cudaStreamSynchronize(stream_));
   return value;
 }

@@ -68,7 +68,9 @@ class Place {
   }
   int64_t processors() const { return emulation::kProcessors; }
   void refuse_capture(const char*) const {}
-  int64_t wait_for(const Tensor& number) const { return *static_cast<const int64_t*>(number.const_data_ptr()); }
+  int64_t wait_for(const Tensor& number) const {
+    return *static_cast<const int64_t*>(number.const_data_ptr());
+  }
 #else
   cudaStream_t stream() const { return stream_; }
 

@@ -209,8 +209,8 @@ ZB_DEVICE void multiply_fragments(float (&sums)[4], const uint32_t (&a)[4], uint
 #endif
 }
 
-// sums += how many bits are set in both, over 256 bits: m16n8k256, with the fragments of 32 bytes as above. One
-// instruction on sm_80 to sm_90; ptxas makes products of bytes of it on sm_100 and later.
+// sums += how many bits are set in both, over 256 bits: m16n8k256, with the fragments of 32 bytes as above.
+// One instruction on sm_80 to sm_90; ptxas makes products of bytes of it on sm_100 and later.
 ZB_DEVICE void count_common_bits(uint32_t (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #ifdef ZB_CUDA_EMULATION
   emulation::count_common_bits(sums, a, b0, b1);

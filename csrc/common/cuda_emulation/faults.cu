@@ -34,7 +34,8 @@ __global__ void warp_words(int* out) {
       __ballot_sync(kWholeWarp, t & 1) == 0xaaaaaaaau && __reduce_add_sync(kWholeWarp, 2u) == 64 &&
       __reduce_or_sync(kWholeWarp, 1u << t % 32) == ~0u && __shfl_sync(kWholeWarp, t, 5, 8) % 8 == 5 &&
       __shfl_down_sync(kWholeWarp, t, 1) == t + (t % 32 < 31) &&
-      __shfl_up_sync(kWholeWarp, t, 1) == t - (t % 32 > 0);
+      __shfl_up_sync(kWholeWarp, t, 1) == t - (t % 32 > 0) &&
+      __match_any_sync(kWholeWarp, t % 2) == 0x55555555u << t % 2;
   if (t % 32 < 8) {  // half a warp may talk among itself
     const int low = __shfl_xor_sync(0xffu, t, 4);
     if (low != (t ^ 4)) atomicAdd(out, 1);

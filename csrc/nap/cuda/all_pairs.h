@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(kPairThreads, 3)
     distances_of_all(Signatures a, Signatures b, int64_t part_rows, Table<Value> table) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t groups = cuda::pieces(a.rows, kTile), parts = cuda::pieces(b.rows, part_rows);
-  const bool whole = table.row_step % 2 == 0 && reinterpret_cast<uintptr_t>(table.values) % (2 * sizeof(Value)) == 0;
+  const bool whole =
+      table.row_step % 2 == 0 && reinterpret_cast<uintptr_t>(table.values) % (2 * sizeof(Value)) == 0;
   for (int64_t item = int64_t{blockIdx.x} * kPairWarps + threadIdx.x / 32; item < groups * parts;
        item += int64_t{gridDim.x} * kPairWarps) {
     // Neighbouring warps take the same rows of b.
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kPairThreads, 3)
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           const int64_t m = m0 + 8 * t + 2 * (lane % 4);
-          const auto value = [&](int c) { return table.of(products.a_bits(h) + found.of[t][h][c], m + c); };
+          const auto value = [&](int c) { return table.of(products.distance(h, found.of[t][h][c]), m + c); };
           const cuda::Vector<Value, 2> two{value(0), value(1)};
           if (whole && m + 1 < last) {
             cuda::store_vector(row + m, two);
@@ -59,7 +60,8 @@ __global__ void __launch_bounds__(kPairThreads, 3)
 }
 
 template <class Value>
-void all_pairs(const cuda::Place& place, const Signatures& a, const Signatures& b, const Table<Value>& table) {
+void all_pairs(const cuda::Place& place, const Signatures& a, const Signatures& b,
+               const Table<Value>& table) {
   const int64_t part_rows = rows_of_a_part(place, a.rows, b.rows, 16 * kTile);
   const auto kernel = kernel_for(a, b, [](auto chunks, auto pairs) {
     return distances_of_all<Value, decltype(chunks)::value, decltype(pairs)::value>;

@@ -1,10 +1,10 @@
-// Distances of 32 rows of one batch to 32 of another, by one warp, on the tensor cores' products of single bits.
+// Distances of 32 rows of one batch to 32 of another, by one warp: the tensor cores' products of single bits.
 //
 // |a xor b| = |a| + |b| - 2 |a and b|, and m16n8k256 adds up |a and b| over 256 bits. An A100 makes 16,384 of
 // these products of bits a clock and SM (4,992 TOPS by its data sheet, an instruction of four warps every 8
-// clocks). A plain distance counts the bits of 32 units a lane at 16 lanes a clock, and with a full adder before
-// the count it takes 4.5 operations at 64 a clock for 64 units: 910 pairs of bits a clock. sm_90 has the "and"
-// of this instruction in hardware and not the "xor"; no figure of its speed is published.
+// clocks). A plain distance counts the bits of 32 units a lane at 16 lanes a clock, and with a full adder
+// before the count it takes 4.5 operations at 64 a clock for 64 units: 910 pairs of bits a clock. sm_90 has
+// the "and" of this instruction in hardware and not the "xor"; no figure of its speed is published.
 //
 // What a sum over bits does not ask for is the order of the bits. So lane l holds for row l / 4 the words
 // 2·(l % 4) and the next of each 8 words, as one load brings them: both operands put the same word in the
@@ -16,12 +16,12 @@
 namespace zb::nap {
 
 constexpr int kPairThreads = 128, kPairWarps = kPairThreads / 32;
-constexpr int kTile = 32;         // rows of each batch
+constexpr int kTile = 32;          // rows of each batch
 constexpr int kTiles = kTile / 8;  // products side by side
-constexpr int kChunk = 8;         // words that a warp multiplies with one load a row
+constexpr int kChunk = 8;          // words that a warp multiplies with one load a row
 
-// |b| - 2 |a and b| of a warp's tile, which |a| makes a distance of: lane l has rows l / 4 + 8·h of a, and rows
-// 8·t + 2·(l % 4) + c of b.
+// |b| - 2 |a and b| of a warp's tile, which |a| makes a distance of: lane l has rows l / 4 + 8·h of a, and
+// rows 8·t + 2·(l % 4) + c of b.
 struct Relative {
   int32_t of[kTiles][4][2];  // [t][h][c]
 };
@@ -52,6 +52,11 @@ class Products {
 
   // Of row l / 4 + 8·h, after `tile`.
   ZB_DEVICE int32_t a_bits(int h) const { return static_cast<int32_t>(a_bits_[h]); }
+
+  // The distance that `relative` is of row l / 4 + 8·h; of no row where there is none in b.
+  ZB_DEVICE int32_t distance(int h, int32_t relative) const {
+    return static_cast<int32_t>(a_bits_[h] + static_cast<uint32_t>(relative));
+  }
 
   // Against rows first, … of b; behind the last of them INT32_MAX.
   ZB_DEVICE void tile(const Signatures& a, const Signatures& b, int64_t first, Relative& found) {
@@ -195,7 +200,8 @@ auto kernel_for(const Signatures& a, const Signatures& b, Choose&& choose) {
   return b.words <= 2 * kChunk ? choose(two, pairs) : choose(any, pairs);
 }
 
-// How many rows of b one warp takes: parts enough that the device has several warps an SM to run, whole tiles.
+// How many rows of b one warp takes: parts enough that the device has several warps an SM to run, whole
+// tiles.
 inline int64_t rows_of_a_part(const cuda::Place& place, int64_t N, int64_t M, int64_t most) {
   constexpr int64_t kWarpsOfAnSm = 16;
   const int64_t wanted = cuda::pieces(kWarpsOfAnSm * place.processors(), cuda::pieces(N, kTile));

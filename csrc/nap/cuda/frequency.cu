@@ -1,14 +1,14 @@
 // nap_frequency on a GPU: how often each unit is on.
 //
-// Floor: one read of the words, 14.5 bytes a clock and SM on an H100. A thread adds up the rows of one word. Rows
-// go eight at a time through full adders, bit by bit (7 adders of two three-input operations on each half of a
-// word), and the eights ripple on into planes of weight 8 to 128: some 5 operations of 32 bits a word, which an
-// SM runs at 64 a clock, an eighth of the time of the read. 248 rows later the planes are turned, 8 by 8 bits,
-// into bytes, each the count of one unit, and the block adds these up.
+// Floor: one read of the words, 14.5 bytes a clock and SM on an H100. A thread adds up the rows of one word.
+// Rows go eight at a time through full adders, bit by bit (7 adders of two three-input operations on each
+// half of a word), and the eights ripple on into planes of weight 8 to 128: 6 operations of 32 bits a word,
+// which an SM runs at 64 a clock, a sixth of the time of the read. 248 rows later the planes are turned, 8 by
+// 8 bits, into bytes, each the count of one unit, and the block adds these up.
 //
 // Ladder
-//   1  eight loads under way in a thread, 4 blocks an SM. Predicted: nine tenths of the memory's bandwidth. Not
-//      yet run on a card.
+//   1  eight loads under way in a thread, 4 blocks an SM. Predicted: nine tenths of the memory's bandwidth
+//      or more. Not yet run on a card.
 #include "common/last_kernel.h"
 #include "common/register.h"
 #include "nap/cuda/signatures.h"
@@ -17,8 +17,8 @@ namespace zb::nap {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 8;      // of a thread at once
-constexpr int kEights = 31;   // that 8 planes count beside the 7 ones that may be left
+constexpr int kRows = 8;     // of a thread at once
+constexpr int kEights = 31;  // that 8 planes count beside the 7 ones that may be left
 constexpr int kPlanes = 8;
 constexpr int kMostAcross = 32;
 constexpr int64_t kMostRows = int64_t{1} << 30;  // of a block: it counts in 32 bits
@@ -36,8 +36,8 @@ ZB_DEVICE uint64_t add_bits(uint64_t& sum, uint64_t x, uint64_t y) {
   return carry;
 }
 
-// Planes of weight 1, 2, …, 128 become words of which word s holds in byte b the count of unit 8·b + s: within
-// each byte an 8 × 8 matrix of bits is turned.
+// Planes of weight 1, 2, …, 128 become words of which word s holds in byte b the count of unit 8·b + s:
+// within each byte an 8 × 8 matrix of bits is turned.
 ZB_DEVICE void turn(uint64_t (&planes)[kPlanes]) {
   const auto swap = [](uint64_t& low, uint64_t& high, int by, uint64_t mask) {
     const uint64_t t = (low >> by ^ high) & mask;
@@ -147,8 +147,7 @@ void frequency(const Rows& rows, const Tensor& words, Tensor& out) {
     sig.words = rows.words;
     const Plan plan = plan_of(place, sig);
     cuda::launch(place, "nap_frequency units", count_units, cuda::pieces(sig.words, plan.across) * plan.parts,
-                 kThreads, 0, sig, rows.F, plan,
-                 static_cast<unsigned long long*>(out.mutable_data_ptr()));
+                 kThreads, 0, sig, rows.F, plan, static_cast<unsigned long long*>(out.mutable_data_ptr()));
   }
   note_kernel("nap_frequency units");
 }

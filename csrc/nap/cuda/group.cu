@@ -1,14 +1,14 @@
-// nap_group on a GPU: a table of hashes finds equal rows, comparing their words; a prefix sum numbers the groups.
+// nap_group on a GPU: a table of hashes finds equal rows, and compares words; a prefix sum numbers groups.
 //
-// Floor: one read of the words, and a write of the numbers. The table adds to that: each row claims or meets an
-// entry (24 bytes a row, in a cache of 50 MB up to 2 million rows), reads the row that has claimed it, and
-// enters its number as the first of its group. Which row claims an entry depends on the order in which threads
-// run; nothing of the result does: the groups are those of equal words, the first row is a maximum, and
-// the counts are sums of integers.
+// Floor: one read of the words, and a write of the numbers. The table adds to that: each row claims or meets
+// an entry (24 bytes a row, in a cache of 50 MB up to 2 million rows), reads the row that has claimed it, and
+// enters its number as the first of its group. Which row claims an entry depends on the order in which
+// threads run; nothing of the result does: the groups are those of equal words, the first row is a maximum,
+// and the counts are sums of integers.
 //
 // Ladder
-//   1  insert, count the first rows, number them, look up. Predicted for a million rows of 512 bits on an H100:
-//      0.2 ms, of which 0.02 ms are the read of the words. Not yet run on a card.
+//   1  insert, count the first rows, number them, look up. Predicted for a million rows of 512 bits on an
+//      H100: 0.2 ms, of which 0.02 ms are the read of the words. Not yet run on a card.
 #include "common/last_kernel.h"
 #include "common/register.h"
 #include "nap/cuda/signatures.h"
@@ -17,13 +17,14 @@ namespace zb::nap {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kSteps = 8;                      // of a warp, in numbering
-constexpr int kTileRows = kThreads * kSteps;   // of a block
+constexpr int kSteps = 8;                     // of a warp, in numbering
+constexpr int kTileRows = kThreads * kSteps;  // of a block
 
 // One entry of the table; cleared memory is empty.
 struct alignas(16) Entry {
-  unsigned long long row;    // the hash's highest bits, above 1 + the number of the row that has claimed it
-  unsigned long long first;  // N - the first row of the group; later the group's number
+  // The hash's highest bits, above 1 + the row that has claimed the entry; later the number of the group.
+  unsigned long long row;
+  unsigned long long first;  // N - the first row of the group
 };
 
 struct Table {
@@ -46,8 +47,8 @@ struct Table {
   }
 };
 
-// Whether two rows are equal, to all of their `lanes`. The whole warp must call; rows of lanes that do not ask
-// count as equal.
+// Whether two rows are equal, to all of their `lanes`. The whole warp must call; rows of lanes that do not
+// ask count as equal.
 template <bool PAIRS>
 ZB_DEVICE bool equal_rows(const Signatures& sig, bool asks, int64_t n, int64_t m, int lanes) {
   const int lane = static_cast<int>(threadIdx.x) % lanes;
@@ -73,7 +74,8 @@ __global__ void __launch_bounds__(kThreads, PAIRS ? 4 : 3)
   const int at_once = kThreads / lanes, own = static_cast<int>(threadIdx.x) / lanes;
   const int leader = static_cast<int>(threadIdx.x) % 32 / lanes * lanes;
   const bool leads = static_cast<int>(threadIdx.x) % 32 == leader;
-  for (int64_t start = int64_t{blockIdx.x} * at_once; start < sig.rows; start += int64_t{gridDim.x} * at_once) {
+  for (int64_t start = int64_t{blockIdx.x} * at_once; start < sig.rows;
+       start += int64_t{gridDim.x} * at_once) {
     const int64_t n = start + own;
     const bool live = n < sig.rows;
     const uint64_t hash =
@@ -106,15 +108,15 @@ __global__ void __launch_bounds__(kThreads, PAIRS ? 4 : 3)
   }
 }
 
-// The rows kSteps * 32 from `start` on that are the first of their group, 32 in each of the votes; their number.
+// The rows kSteps * 32 from `start` on that are the first of their group, 32 in each of the votes; their
+// number.
 ZB_DEVICE int vote_for_firsts(const Table& table, const int64_t* entry_of, int64_t start, int64_t N,
                               uint32_t (&votes)[kSteps]) {
   int total = 0;
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     const int64_t n = start + 32 * s + threadIdx.x % 32;
-    const bool is_first =
-        n < N && table.entries[entry_of[n]].first == static_cast<unsigned long long>(N - n);
+    const bool is_first = n < N && table.entries[entry_of[n]].first == static_cast<unsigned long long>(N - n);
     votes[s] = __ballot_sync(cuda::kWholeWarp, is_first);
     total += __popc(votes[s]);
   }
@@ -228,8 +230,8 @@ Groups group(const Rows& rows, const Tensor& words) {
   place.clear(counts, groups * static_cast<int64_t>(sizeof(int64_t)));
   cuda::launch(place, "nap_group number", number_firsts, tiles, kThreads, 0, table, entry_of, N, tiles, sums,
                static_cast<int64_t*>(first.mutable_data_ptr()));
-  cuda::launch(place, "nap_group look up", look_up, cuda::pieces(N, kThreads), kThreads, 0, table, N, entry_of,
-               static_cast<unsigned long long*>(counts.mutable_data_ptr()));
+  cuda::launch(place, "nap_group look up", look_up, cuda::pieces(N, kThreads), kThreads, 0, table, N,
+               entry_of, static_cast<unsigned long long*>(counts.mutable_data_ptr()));
   note_kernel("nap_group table");
   return {ids, first, counts};
 }

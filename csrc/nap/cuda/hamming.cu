@@ -1,7 +1,7 @@
 // nap_hamming on a GPU: the distances of all pairs.
 //
-// Floor: the result, 4 bytes a pair, where rows are short (1,024 bits take an A100 a sixteenth of a clock and SM,
-// its memory gives an SM 10 bytes a clock); the products of bits (distances.h) from about 6,000 bits on.
+// Floor: the result, 4 bytes a pair, where rows are short (1,024 bits take an A100 a sixteenth of a clock and
+// SM, its memory gives an SM 10 bytes a clock); the products of bits (distances.h) from about 6,000 bits on.
 //
 // Ladder
 //   1  a warp a tile of 32 × 32, no shared memory: what neighbouring warps read of b they find in the cache.

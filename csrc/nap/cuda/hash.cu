@@ -20,12 +20,14 @@ template <bool PAIRS>
 __global__ void __launch_bounds__(kThreads)
     hash_rows(Signatures sig, int lanes, cuda::Vector<uint64_t, 2>* __restrict__ hashes) {
   const int at_once = kThreads / lanes, own = static_cast<int>(threadIdx.x) / lanes;
-  for (int64_t first = int64_t{blockIdx.x} * at_once; first < sig.rows; first += int64_t{gridDim.x} * at_once) {
+  for (int64_t first = int64_t{blockIdx.x} * at_once; first < sig.rows;
+       first += int64_t{gridDim.x} * at_once) {
     const int64_t n = first + own;
     const bool live = n < sig.rows;
     const Hash128 hash =
         hash_row<PAIRS>(sig, sig.data + (live ? n * sig.row_step : 0), live ? sig.words : 0, lanes);
-    if (live && threadIdx.x % lanes == 0) cuda::store_vector(hashes + n, cuda::Vector<uint64_t, 2>{hash.a, hash.b});
+    if (live && threadIdx.x % lanes == 0)
+      cuda::store_vector(hashes + n, cuda::Vector<uint64_t, 2>{hash.a, hash.b});
   }
 }
 

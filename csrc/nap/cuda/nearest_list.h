@@ -1,5 +1,5 @@
-// The k smallest keys that a query has met, in shared memory, kept by one warp. All keys differ, so the k smallest
-// are one certain set, in whatever order they come.
+// The k smallest keys that a query has met, in shared memory, kept by one warp. All keys differ, so the k
+// smallest are one certain set, in whatever order they come.
 #pragma once
 
 #include "nap/cuda/signatures.h"
@@ -10,8 +10,8 @@ constexpr int kMostNearest = 128;
 constexpr int kRoom = 64;  // for keys that wait until the list is cut to k again
 constexpr int kMostKeys = kMostNearest + kRoom;
 
-// Sorts the `count` keys of a list and returns how many stay: at most k. A key's place is the number of smaller
-// ones. The whole warp must call.
+// Sorts the `count` keys of a list and returns how many stay: at most k. A key's place is the number of
+// smaller ones. The whole warp must call.
 template <class Key>
 ZB_DEVICE int cut_to_k(Key* keys, int count, int k) {
   constexpr int kEach = kMostKeys / 32;

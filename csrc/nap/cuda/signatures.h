@@ -14,7 +14,8 @@ struct Signatures {
 
 inline Signatures signatures(const Tensor& sig) {
   const auto* const data = static_cast<const uint64_t*>(sig.const_data_ptr());
-  return {data, sig.size(0), sig.size(1), sig.stride(0), sig.stride(1)};
+  const int64_t some = sig.numel() > 0 ? 1 : 0;  // where there is no memory, no way leads off it
+  return {data, sig.size(0), sig.size(1), some * sig.stride(0), some * sig.stride(1)};
 }
 
 // Whether words can be read two at a time, by 16 bytes.
@@ -40,8 +41,8 @@ struct Pair {
   }
 };
 
-// How many neighbouring lanes share a row, two words each at a time: a power of two, at most a warp. One where
-// the rows, not the words, lie side by side.
+// How many neighbouring lanes share a row, two words each at a time: a power of two, at most a warp. One
+// where the rows, not the words, lie side by side.
 inline int lanes_of_a_row(const Signatures& s) {
   int lanes = 1;
   if (s.row_step == 1 && s.word_step != 1) return lanes;

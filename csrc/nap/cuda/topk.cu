@@ -1,17 +1,20 @@
 // nap_topk on a GPU: the database streams past, in parts; each warp keeps the nearest rows of 32 queries.
 //
-// Floor: the products of bits (distances.h), N·M·bits / 16,384 clocks of an SM at an A100's rate; one read of the
-// database where there are few queries. Looking at a distance costs 3 operations at 64 a clock, which is as long
-// as 768 bits of products: shorter rows are bound by that. Never more than the lists and their parts is stored.
+// Floor: the products of bits (distances.h), N·M·bits / 16,384 clocks of an SM at an A100's rate; one read of
+// the database where there are few queries. Looking at a distance costs 2 operations at 64 a clock, as long
+// as 512 bits of products: shorter rows are bound by that. For a tile of 32 × 32 and 1,024 bits sm_90's code
+// has 32 products (64 clocks at that rate), 32 counts of bits (64 clocks) and some 160 other instructions,
+// side by side.
 //
-// A distance that is less than the k-th best of a list is appended to it, by an atomic on its length. A list that
-// has no room for another tile is sorted and cut to k, which lowers that bound: some k·ln(M / k) rows of a part
-// come in, and a warp cuts some times a query.
+// A distance that is less than the k-th best of a list is appended to it, by an atomic on its length. A list
+// that has no room for another tile is sorted and cut to k, which lowers that bound. Of 6,000 rows in random
+// order some 130 come into a list of k = 5, with four cuts; so most tiles of such a part have a row for one
+// of the 32 queries, and are looked at twice.
 //
 // Ladder
-//   1  a warp a part and 32 queries, which registers hold up to 1,024 bits; the lists of the parts are merged by
-//      a block a query. Predicted for 1,000 queries, 200,000 rows of 1,024 bits, k = 5 on an H100, if its rate
-//      is an A100's: 0.06 ms of products, 0.2 ms in all. Not yet run on a card.
+//   1  a warp a part and 32 queries, which registers hold up to 1,024 bits; a block a query merges the
+//      lists of the parts. Predicted for 1,000 queries, 200,000 rows of 1,024 bits, k = 5 on an H100, if its
+//      rate is an A100's: 0.06 ms of products, 0.2 ms in all. Not yet run on a card.
 #include "common/last_kernel.h"
 #include "common/register.h"
 #include "nap/cuda/all_pairs.h"
@@ -24,7 +27,7 @@ constexpr size_t kMostShared = 80 * 1024;  // of a block: two fit an SM of sm_80
 constexpr uint64_t kNone = INT64_MAX;      // behind all keys
 constexpr int32_t kNoBound = INT32_MAX;    // of distances: every row of the database is nearer
 
-// The rows of the database in parts. In a part a key is distance << number_bits | row - first row of the part.
+// The rows of the database in parts. A part's key is distance << number_bits | row - first row of the part.
 struct Split {
   int64_t parts, part_rows;
   int number_bits, row_bits;  // the latter of a row of the database, in the keys that come out
@@ -111,7 +114,7 @@ __global__ void __launch_bounds__(kPairThreads, PAIRS ? 3 : 2)
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             if (found.of[t][h][c] >= bounds[h]) continue;
-            const auto distance = static_cast<Key>(products.a_bits(h) + found.of[t][h][c]);
+            const auto distance = static_cast<Key>(products.distance(h, found.of[t][h][c]));
             const auto number = static_cast<Key>(m0 - start + 8 * t + 2 * (lane % 4) + c);
             const int at = atomicAdd(lists.counts + query, 1);
             lists.of(query)[at] = distance << split.number_bits | number;
@@ -151,7 +154,7 @@ constexpr int kMergeThreads = 256, kMergeWarps = kMergeThreads / 32;
 __global__ void __launch_bounds__(kMergeThreads)
     merge(const uint64_t* __restrict__ keys, int64_t N, int64_t count, int k, int row_bits,
           int32_t* __restrict__ distances, int64_t* __restrict__ rows) {
-  ZB_SHARED_ARRAY(uint64_t, lists, kMergeWarps * kMostKeys);
+  ZB_SHARED_ARRAY(uint64_t, lists, kMergeWarps* kMostKeys);
   ZB_SHARED_ARRAY(int, counts, kMergeWarps);
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   uint64_t* const own = lists + warp * kMostKeys;
@@ -212,8 +215,8 @@ void run_parts(const cuda::Place& place, const Signatures& q, const Signatures& 
     return nearest_of_parts<Key, decltype(chunks)::value, decltype(pairs)::value>;
   });
   cuda::launch(place, "nap_topk parts", kernel,
-               cuda::pieces(cuda::pieces(q.rows, kTile) * split.parts, warps), 32 * warps, warps * bytes, q, db,
-               split, k, bytes, keys);
+               cuda::pieces(cuda::pieces(q.rows, kTile) * split.parts, warps), 32 * warps, warps * bytes, q,
+               db, split, k, bytes, keys);
 }
 
 // Up to kMostNearest neighbours.
@@ -221,7 +224,8 @@ void run_lists(const cuda::Place& place, const Pairs& p, int64_t k, const Signat
                Tensor& distances, Tensor& rows) {
   constexpr int64_t kQueries = 8192;  // of one launch: bounds the parts' lists
   constexpr int kLeastBits = 15;      // of a number within a part, for keys of 32 bits
-  const int distance_bits = static_cast<int>(bits_of(64 * p.words)), row_bits = static_cast<int>(bits_of(p.M - 1));
+  const int distance_bits = static_cast<int>(bits_of(64 * p.words)),
+            row_bits = static_cast<int>(bits_of(p.M - 1));
   const int number_bits = distance_bits > 0 ? 32 - distance_bits : 31;
   const bool narrow = number_bits >= kLeastBits;
   const int64_t most = narrow ? int64_t{1} << number_bits : int64_t{1} << 32;
@@ -237,15 +241,16 @@ void run_lists(const cuda::Place& place, const Pairs& p, int64_t k, const Signat
     } else {
       run_parts<uint64_t>(place, some, db, split, static_cast<int>(k), keys);
     }
-    cuda::launch(place, "nap_topk merge", merge, some.rows, kMergeThreads, 0, keys, some.rows, split.parts * k,
-                 static_cast<int>(k), row_bits, write_at<int32_t>(distances, n * k),
+    cuda::launch(place, "nap_topk merge", merge, some.rows, kMergeThreads, 0, keys, some.rows,
+                 split.parts * k, static_cast<int>(k), row_bits, write_at<int32_t>(distances, n * k),
                  write_at<int64_t>(rows, n * k));
   }
 }
 
-// Any number of neighbours: pieces of the table of keys in a bounded memory, of which torch keeps the smallest.
-void run_pieces(const cuda::Place& place, const Pairs& p, int64_t k, const Signatures& q, const Signatures& db,
-                Tensor& distances, Tensor& rows) {
+// Any number of neighbours: pieces of the table of keys in a bounded memory, of which torch keeps the
+// smallest.
+void run_pieces(const cuda::Place& place, const Pairs& p, int64_t k, const Signatures& q,
+                const Signatures& db, Tensor& distances, Tensor& rows) {
   const int64_t kept_at_once = place.processors() << 17;  // keys, 1 MiB an SM
   const int row_bits = static_cast<int>(bits_of(p.M - 1));
   const int64_t most_rows = p.N < 64 ? p.N : 64;
@@ -269,7 +274,8 @@ void run_pieces(const cuda::Place& place, const Pairs& p, int64_t k, const Signa
     }
     cuda::launch(place, "nap_topk split keys", split_keys, cuda::pieces(some.rows * k, kMergeThreads),
                  kMergeThreads, 0, static_cast<const uint64_t*>(best.const_data_ptr()), some.rows,
-                 best.stride(0), k, row_bits, write_at<int32_t>(distances, n * k), write_at<int64_t>(rows, n * k));
+                 best.stride(0), k, row_bits, write_at<int32_t>(distances, n * k),
+                 write_at<int64_t>(rows, n * k));
   }
 }
 

@@ -34,8 +34,7 @@ def load_words(sig, start, left, row_live, sig_word, PAIRS: tl.constexpr, BLOCK_
     of 16 bytes has one mask.
     """
     word = tl.arange(0, BLOCK_W)
-    if PAIRS:
-        start = tl.multiple_of(start, 2)
+    if PAIRS:  # noqa: SIM108 - a constexpr, so that only one branch is compiled
         live = row_live[:, None] & (word // 2 < left // 2)[None, :]
     else:
         live = row_live[:, None] & (word < left)[None, :]
@@ -63,6 +62,8 @@ def hash_kernel(
     for first in range(0, words, BLOCK_W):
         column = tl.full((), first, tl.int64)
         start = n * sig_row + column * sig_word
+        if PAIRS:  # said here: of a function's argument Triton does not keep it
+            start = tl.multiple_of(start, 2)
         value, live = load_words(sig, start, words - first, row_live, sig_word, PAIRS, BLOCK_W)
         place = (column + 1 + tl.arange(0, BLOCK_W)).to(tl.uint64) * GOLDEN
         mixed = tl.where(live, mix(value.to(tl.uint64, bitcast=True) + place[None, :]), 0)
@@ -101,7 +102,12 @@ def begins_kernel(
     differ = tl.zeros((BLOCK_N,), tl.int64)
     for first in range(0, words, BLOCK_W):
         column = tl.full((), first, tl.int64) * sig_word
-        x, _ = load_words(sig, row + column, words - first, alike, sig_word, PAIRS, BLOCK_W)
-        y, _ = load_words(sig, before + column, words - first, alike, sig_word, PAIRS, BLOCK_W)
+        x_start = row + column
+        y_start = before + column
+        if PAIRS:
+            x_start = tl.multiple_of(x_start, 2)
+            y_start = tl.multiple_of(y_start, 2)
+        x, _ = load_words(sig, x_start, words - first, alike, sig_word, PAIRS, BLOCK_W)
+        y, _ = load_words(sig, y_start, words - first, alike, sig_word, PAIRS, BLOCK_W)
         differ += tl.sum((x != y).to(tl.int64), axis=1)
     tl.store(begins + i, tl.where(alike, tl.where(differ > 0, 2, 0), 1).to(tl.uint8), mask=live)
