@@ -352,7 +352,11 @@ def test_verdicts_follow_the_counts(finished: Path) -> None:
     assert verdict(change(metrics, "with-bias", exponential), "grow linearly") == FAILS
     assert verdict(change(metrics, "with-bias", exponential), "are few") == FAILS
     assert verdict(change(metrics, "with-bias", exponential), "Off the origin") == FAILS
-    assert verdict(change(metrics, "with-bias", deeper), "not the depth") == FAILS
+    one_seed = change(metrics, "with-bias", deeper)
+    assert verdict(one_seed, "not the depth") == NOT_TESTABLE
+    several = copy.deepcopy(one_seed)
+    several["untrained"] += [{**unit, "seed": 1} for unit in one_seed["untrained"]]
+    assert verdict(several, "not the depth") == FAILS
 
 
 def test_one_variant_alone_is_not_judged_on_the_other(tmp_path: Path) -> None:

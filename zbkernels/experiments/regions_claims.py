@@ -125,8 +125,11 @@ def _depth(units: list[dict[str, Any]]) -> Verdict:
             judged.append(HOLDS if ratio <= ALIKE else judge(mean(most) - mean(least), 0, pooled))
             worst = max(worst, (ratio, size))
         said.append(f"{name}: largest ratio between depths {worst[0]:.2f}, at {worst[1]} neurons")
+    measured = f"{'; '.join(said)} (alike up to {ALIKE:g})"
     verdict = next((worst for worst in (FAILS, WITHIN_SPREAD) if worst in judged), HOLDS)
-    return Verdict(_DEPTH, verdict, f"{'; '.join(said)} (alike up to {ALIKE:g})")
+    if verdict == FAILS and len({unit["seed"] for unit in units}) == 1:  # what is claimed are averages
+        return Verdict(_DEPTH, NOT_TESTABLE, f"it takes several seeds; {measured}")
+    return Verdict(_DEPTH, verdict, measured)
 
 
 def _few(units: list[dict[str, Any]]) -> Verdict:
