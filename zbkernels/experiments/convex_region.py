@@ -266,7 +266,7 @@ EXPERIMENT = Experiment(
         "smoke": Preset("seconds: tiny networks on scikit-learn's digits", "digits", 3, 32, (0,)),
         "quick": Preset("minutes: two widths, one seed, 20 sets of each size", "mnist", 4, 512, (0,)),
         "paper": Preset(
-            "half an hour: three sizes and a pool, three seeds, 40 sets of each size",
+            "ten minutes: three sizes and a pool, three seeds, 40 sets of each size",
             "mnist",
             8,
             512,
