@@ -107,13 +107,13 @@ def size_lines() -> list[Line]:
         line("large size, 3 -> 64, 7x7 stride 2", larger, lambda s: block(1, 3, 64, s, 7, 2)),
         line("width, 3 -> 32, 3x3, 8 rows", range(480, 561, 5), lambda w: block(1, 3, 32, 8, 3, width=w)),
         line("width, 32 -> 32, 3x3, 8 rows", range(480, 561, 5), lambda w: block(1, 32, 32, 8, 3, width=w)),
-        line("width, 16 -> 32, 3x3, 14 rows", range(4, 41), lambda w: block(2, 16, 32, 14, 3, width=w)),
-        line("height, 16 -> 32, 3x3, 14 columns", range(4, 41), lambda h: block(2, 16, 32, h, 3, width=14)),
+        line("width, 16 -> 32, 3x3, 14 rows", range(4, 41), lambda w: block(8, 16, 32, 14, 3, width=w)),
+        line("height, 16 -> 32, 3x3, 14 columns", range(4, 41), lambda h: block(8, 16, 32, h, 3, width=14)),
     ]
 
 
 def _of_size(c: int, k: int, kernel: int, stride: int, size: int) -> ConvCase:
-    return block(2, c, k, size, kernel, stride)
+    return block(8, c, k, size, kernel, stride)
 
 
 def channel_lines() -> list[Line]:
@@ -141,11 +141,11 @@ def channel_lines() -> list[Line]:
 
 
 def _of_channels_in(kernel: int, size: int, channels: int) -> ConvCase:
-    return block(4, channels, 32, size, kernel)
+    return block(2048 // size**2, channels, 32, size, kernel)
 
 
 def _of_channels_out(kernel: int, size: int, channels: int) -> ConvCase:
-    return block(4, 24, channels, size, kernel)
+    return block(2048 // size**2, 24, channels, size, kernel)
 
 
 def batch_and_kernel_lines() -> list[Line]:
@@ -204,9 +204,9 @@ def least_times(calls: Sequence[Callable[[], object]], rounds: int, seconds: flo
 def points(of: Line, seconds: Sequence[float], call: float) -> list[Point]:
     """Each size beside its neighbours; ``call`` seconds of each are what a call costs by itself.
 
-    What is within a quarter of these counts as one quarter, since a difference of two small times says nothing.
+    What is within a half of these counts as one half, since a difference of two small times says nothing.
     """
-    costs = [max(s - call, call / 4) / case.flops for s, case in zip(seconds, of.cases, strict=True)]
+    costs = [max(s - call, call / 2) / case.flops for s, case in zip(seconds, of.cases, strict=True)]
     found = []
     for i, (size, case) in enumerate(zip(of.sizes, of.cases, strict=True)):
         before, after = costs[max(0, i - REACH) : i], costs[i + 1 : i + 1 + REACH]
@@ -218,19 +218,32 @@ def points(of: Line, seconds: Sequence[float], call: float) -> list[Point]:
     return found
 
 
-def measure(of: Line, *, mode: str = "forward", channels_last: bool = False, rounds: int = 7) -> list[Point]:
-    """The points of a line; where one is a cliff, the least times of two more turns count too.
+def measure(
+    of: Line,
+    *,
+    mode: str = "forward",
+    channels_last: bool = False,
+    rounds: int = 7,
+    turns: int = 5,
+    is_cliff: Callable[[Point], bool] = lambda point: point.cliff,
+) -> list[Point]:
+    """The points of a line; where one is a cliff, the least times of more turns there count too.
 
-    Each turn has tensors of its own: where they happen to lie in memory makes some calls slower.
+    Each turn has tensors of its own: where they happen to lie in memory makes some calls slower. A turn after the
+    first times the cliffs and what they are judged by, twice as long as the turn before.
     """
-    smallest = block(1, 1, 1, 2, 1)
-    seconds = [float("inf")] * (1 + len(of.cases))
-    for _ in range(3):
-        calls = [call_of(case, mode, channels_last) for case in (smallest, *of.cases)]
-        seconds = [min(pair) for pair in zip(seconds, least_times(calls, rounds), strict=True)]
+    cases = (block(1, 1, 1, 2, 1), *of.cases)  # the first is what a call costs by itself
+    seconds = [float("inf")] * len(cases)
+    timed = list(range(len(cases)))
+    for turn in range(turns):
+        calls = [call_of(cases[i], mode, channels_last) for i in timed]
+        for i, least in zip(timed, least_times(calls, rounds << turn), strict=True):
+            seconds[i] = min(seconds[i], least)
         found = points(of, seconds[1:], seconds[0])
-        if not any(point.cliff for point in found):
+        cliffs = [i for i, point in enumerate(found, start=1) if is_cliff(point)]
+        if not cliffs:
             break
+        timed = [i for i in range(len(cases)) if i == 0 or any(abs(i - cliff) <= REACH for cliff in cliffs)]
     return found
 
 

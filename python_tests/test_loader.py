@@ -71,7 +71,7 @@ def test_libraries_are_loaded_here() -> None:
     build = states["_C_cpu"].build
     assert build["version"] == zbkernels.__version__
     assert set(build) >= {"torch", "python", "compiler", "processor", "nvcc", "cuda_archs", "cuda_note"}
-    assert _loader.cpu_capability() in ("avx512", "avx2", "portable")
+    assert _loader.cpu_capability() in ("avx512_bf16", "avx512", "avx2", "portable")
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")

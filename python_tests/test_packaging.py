@@ -314,10 +314,10 @@ def test_no_code_for_one_instruction_set_can_stand_in_for_another() -> None:
     """A template instantiated in a -mavx512 file and elsewhere is one weak symbol, and the linker keeps either."""
     folders = [f for f in (ROOT / "build").glob("cmake-*") if (f / "CMakeFiles/_C_cpu.dir").exists()]
     objects = [o for f in folders for o in (f / "CMakeFiles/_C_cpu.dir").rglob("*.o")]
-    special = [o for o in objects if re.search(r"_avx(2|512)\.cpp\.o$", o.name)]
+    special = [o for o in objects if re.search(r"_avx(2|512|512_bf16)\.cpp\.o$", o.name)]
     if not special:
         pytest.skip("the object files of this build are not here")
     for path in special:
-        (isa,) = re.findall(r"_(avx2|avx512)\.cpp\.o$", path.name)
+        (isa,) = re.findall(r"_(avx2|avx512|avx512_bf16)\.cpp\.o$", path.name)
         weak = [s for kind, s in symbols(path, "-C", "--defined-only") if kind in "WVu"]
         assert not [s for s in weak if isa not in s], path

@@ -24,9 +24,10 @@ import re
 import struct
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -136,7 +137,7 @@ def set_highest_precision(on: bool) -> None:
 def conv_kernel(dtype: str, sizes: Sequence[int], with_units: bool) -> str:
     """The CPU library's kernel for a forward pass of ``conv_relu_pool2d``; "" where it is not loaded.
 
-    ``sizes``: C, K, groups, then pairs: input, filter, stride, padding, dilation, un-pooled map.
+    ``sizes``: C, K, groups, then pairs: input, filter, stride, padding, dilation, un-pooled map; N, weight strides.
     """
     library = _handles.get("_C_cpu")
     if library is None:
@@ -145,6 +146,29 @@ def conv_kernel(dtype: str, sizes: Sequence[int], with_units: bool) -> str:
     numbers = (ctypes.c_int64 * len(sizes))(*sizes)
     name: bytes = library.zb_cpu_conv_kernel(dtype.encode(), numbers, int(with_units))
     return name.decode()
+
+
+@contextlib.contextmanager
+def keep_next_call() -> Iterator[Any]:
+    """Within, the CPU library's next forward pass in this thread leaves its description in the buffer given."""
+    library = _handles.get("_C_cpu")
+    if library is None:
+        yield None
+        return
+    buffer = ctypes.create_string_buffer(library.zb_cpu_call_bytes())
+    library.zb_cpu_keep_next_call.argtypes = (ctypes.c_void_p,)
+    library.zb_cpu_keep_next_call(buffer)
+    try:
+        yield buffer
+    finally:
+        library.zb_cpu_keep_next_call(None)
+
+
+def kept_call_runner() -> Any:
+    """Runs a description on x, weight and y at three addresses; returns 0 where it could not."""
+    run = _handles["_C_cpu"].zb_cpu_run_kept_call
+    run.argtypes = (ctypes.c_void_p,) * 4
+    return run
 
 
 def weight_cache() -> tuple[int, int, int, int]:
@@ -175,7 +199,7 @@ def allow_tf32(convolution: bool, matmul: bool) -> None:
 
 
 def cpu_capability() -> str:
-    """What the CPU kernels use ("avx512", "avx2", "portable"), "" where they are not loaded."""
+    """What the CPU kernels use ("avx512_bf16", "avx512", "avx2", "portable"), "" where they are not loaded."""
     library = _handles.get("_C_cpu")
     return "" if library is None else _text(library, "zb_cpu_capability")
 

@@ -7,13 +7,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.markup import escape
 
 from zbkernels._version import __version__
+from zbkernels.nap import command as nap_command
 
 app = typer.Typer(
     name="zb",
@@ -181,6 +183,17 @@ def tune(
             raise typer.Exit(1)
 
 
+class _OneLineErrors(typer.core.TyperGroup):
+    """A group of commands that fail as those here do."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with _one_line_errors("stopped; what was recorded is kept, and the same command goes on from there"):
+            return super().invoke(ctx)
+
+
+app.add_typer(nap_command.app, name="nap", cls=_OneLineErrors)
+
+
 @app.command()
 def doctor() -> None:
     """Show versions, libraries, devices, which kernel runs for each op, and the mend for each fault."""
@@ -226,13 +239,24 @@ def _one_line_errors(when_interrupted: str = "stopped") -> Iterator[None]:
     from zbkernels.checkpoint import CheckpointError
     from zbkernels.data import DataError
     from zbkernels.experiments import ExperimentError
+    from zbkernels.nap import RecordingError
+    from zbkernels.nap.sources import NapError
     from zbkernels.report import ReportError
     from zbkernels.train import TrainingError
     from zbkernels.tuning import TuningError
 
     try:
         yield
-    except (DataError, ExperimentError, ReportError, TrainingError, CheckpointError, TuningError) as error:
+    except (
+        DataError,
+        ExperimentError,
+        ReportError,
+        TrainingError,
+        CheckpointError,
+        TuningError,
+        RecordingError,
+        NapError,
+    ) as error:
         _fail(str(error), 1)
     except ModuleNotFoundError as error:
         extra = (

@@ -17,6 +17,9 @@ Capability best_of_processor() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("fma")) {
+#if defined(ZB_AVX512_BF16)  // the compiler knew it
+    if (__builtin_cpu_supports("avx512bf16")) return Capability::kAvx512Bf16;
+#endif
     return Capability::kAvx512;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Capability::kAvx2;
@@ -27,7 +30,7 @@ Capability best_of_processor() {
 Capability decide() {
   const Capability best = best_of_processor();
   const char* asked = std::getenv("ZBKERNELS_CPU_CAPABILITY");
-  for (Capability lower : {Capability::kPortable, Capability::kAvx2}) {
+  for (Capability lower : {Capability::kPortable, Capability::kAvx2, Capability::kAvx512}) {
     if (asked && std::strcmp(asked, capability_name(lower)) == 0 && lower < best) return lower;
   }
   return best;
@@ -43,7 +46,7 @@ Capability cpu_capability() {
 bool has_vpopcntdq() {
   static const bool has = [] {
     const char* asked = std::getenv("ZBKERNELS_CPU_CAPABILITY");
-    if (cpu_capability() != Capability::kAvx512 || (asked && std::strcmp(asked, "avx512") == 0)) return false;
+    if (cpu_capability() < Capability::kAvx512 || (asked && std::strcmp(asked, "avx512") == 0)) return false;
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx512vpopcntdq") != 0;
 #else
@@ -55,6 +58,8 @@ bool has_vpopcntdq() {
 
 const char* capability_name(Capability capability) {
   switch (capability) {
+    case Capability::kAvx512Bf16:
+      return "avx512_bf16";
     case Capability::kAvx512:
       return "avx512";
     case Capability::kAvx2:

@@ -5,10 +5,10 @@
 
 namespace zb {
 
-enum class Capability { kPortable, kAvx2, kAvx512 };
+enum class Capability { kPortable, kAvx2, kAvx512, kAvx512Bf16 };  // each has those before it
 
-// The best that the processor and the operating system offer, or a lower one where the environment
-// variable ZBKERNELS_CPU_CAPABILITY (portable, avx2, avx512) asks for it. Read once, at the first call.
+// The best that the processor and the operating system offer, or a lower one where the environment variable
+// ZBKERNELS_CPU_CAPABILITY (portable, avx2, avx512, avx512_bf16) asks for it. Read once, at the first call.
 Capability cpu_capability();
 const char* capability_name(Capability capability);
 

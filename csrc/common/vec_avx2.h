@@ -22,7 +22,8 @@ struct Vec<float> {
   static ZB_INLINE reg sub(reg a, reg b) { return _mm256_sub_ps(a, b); }
   static ZB_INLINE reg mul(reg a, reg b) { return _mm256_mul_ps(a, b); }
   static ZB_INLINE reg fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
-  static ZB_INLINE reg relu(reg a) { return _mm256_max_ps(zero(), a); }  // NaN: the second operand
+  static ZB_INLINE reg max(reg a, reg b) { return _mm256_max_ps(a, b); }  // NaN: the second operand
+  static ZB_INLINE reg relu(reg a) { return max(zero(), a); }
   static ZB_INLINE mask gt(reg a, reg b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   static ZB_INLINE mask is_nan(reg a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
   static ZB_INLINE mask either(mask a, mask b) { return _mm256_or_ps(a, b); }
@@ -57,7 +58,8 @@ struct Vec<double> {
   static ZB_INLINE reg sub(reg a, reg b) { return _mm256_sub_pd(a, b); }
   static ZB_INLINE reg mul(reg a, reg b) { return _mm256_mul_pd(a, b); }
   static ZB_INLINE reg fma(reg a, reg b, reg c) { return _mm256_fmadd_pd(a, b, c); }
-  static ZB_INLINE reg relu(reg a) { return _mm256_max_pd(zero(), a); }
+  static ZB_INLINE reg max(reg a, reg b) { return _mm256_max_pd(a, b); }
+  static ZB_INLINE reg relu(reg a) { return max(zero(), a); }
   static ZB_INLINE mask gt(reg a, reg b) { return _mm256_cmp_pd(a, b, _CMP_GT_OQ); }
   static ZB_INLINE mask is_nan(reg a) { return _mm256_cmp_pd(a, a, _CMP_UNORD_Q); }
   static ZB_INLINE mask either(mask a, mask b) { return _mm256_or_pd(a, b); }

@@ -20,7 +20,8 @@ struct Vec<float> {
   static ZB_INLINE reg sub(reg a, reg b) { return _mm512_sub_ps(a, b); }
   static ZB_INLINE reg mul(reg a, reg b) { return _mm512_mul_ps(a, b); }
   static ZB_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
-  static ZB_INLINE reg relu(reg a) { return _mm512_max_ps(zero(), a); }  // NaN: the second operand
+  static ZB_INLINE reg max(reg a, reg b) { return _mm512_max_ps(a, b); }  // NaN: the second operand
+  static ZB_INLINE reg relu(reg a) { return max(zero(), a); }
   static ZB_INLINE mask gt(reg a, reg b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static ZB_INLINE mask is_nan(reg a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
   static ZB_INLINE mask either(mask a, mask b) { return static_cast<mask>(a | b); }
@@ -53,7 +54,8 @@ struct Vec<double> {
   static ZB_INLINE reg sub(reg a, reg b) { return _mm512_sub_pd(a, b); }
   static ZB_INLINE reg mul(reg a, reg b) { return _mm512_mul_pd(a, b); }
   static ZB_INLINE reg fma(reg a, reg b, reg c) { return _mm512_fmadd_pd(a, b, c); }
-  static ZB_INLINE reg relu(reg a) { return _mm512_max_pd(zero(), a); }
+  static ZB_INLINE reg max(reg a, reg b) { return _mm512_max_pd(a, b); }
+  static ZB_INLINE reg relu(reg a) { return max(zero(), a); }
   static ZB_INLINE mask gt(reg a, reg b) { return _mm512_cmp_pd_mask(a, b, _CMP_GT_OQ); }
   static ZB_INLINE mask is_nan(reg a) { return _mm512_cmp_pd_mask(a, a, _CMP_UNORD_Q); }
   static ZB_INLINE mask either(mask a, mask b) { return static_cast<mask>(a | b); }
@@ -80,6 +82,12 @@ ZB_INLINE void store_as(Half* p, __m512 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+#if defined(__AVX512BF16__)
+// Takes what is below 2^-126 as 0, as the sums of these processors' pairs do.
+ZB_INLINE void store_as(BFloat* p, __m512 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bit_cast<__m256i>(_mm512_cvtneps_pbh(v)));
+}
+#else
 ZB_INLINE void store_as(BFloat* p, __m512 v) {
   const __m512i bits = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -88,6 +96,7 @@ ZB_INLINE void store_as(BFloat* p, __m512 v) {
   up = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), up, _mm512_set1_epi32(0x7fc0));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(up));
 }
+#endif
 
 // The low bytes, or all bytes, of the integers in v's lanes.
 ZB_INLINE void store_integers(uint8_t* p, __m512 v) {

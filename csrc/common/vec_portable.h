@@ -32,7 +32,8 @@ struct PortableVec {
   static ZB_INLINE mask is_nan(reg a) { return a != a; }
   static ZB_INLINE mask either(mask a, mask b) { return a | b; }
   static ZB_INLINE reg choose(mask m, reg yes, reg no) { return (reg)((m & (mask)yes) | (~m & (mask)no)); }
-  static ZB_INLINE reg relu(reg a) { return choose(zero() > a, zero(), a); }
+  static ZB_INLINE reg max(reg a, reg b) { return choose(a > b, a, b); }  // NaN: the second operand
+  static ZB_INLINE reg relu(reg a) { return max(zero(), a); }
   static ZB_INLINE uint32_t bits(mask m) {
     uint32_t all = 0;
     for (int i = 0; i < n; ++i) all |= (m[i] ? 1u : 0u) << i;

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <string>
 
+#include "host/bindings.h"
+
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -31,6 +33,7 @@ py::dict cpu_features() {
   features["avx512bw"] = __builtin_cpu_supports("avx512bw") != 0;
   features["avx512dq"] = __builtin_cpu_supports("avx512dq") != 0;
   features["avx512vl"] = __builtin_cpu_supports("avx512vl") != 0;
+  features["avx512_bf16"] = __builtin_cpu_supports("avx512bf16") != 0;
   features["avx512vpopcntdq"] = __builtin_cpu_supports("avx512vpopcntdq") != 0;
 #elif defined(__aarch64__) && defined(__linux__)
   const unsigned long hwcap = getauxval(AT_HWCAP);
@@ -44,7 +47,8 @@ py::dict cpu_features() {
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
-  m.doc() = "CPU features and build facts of zbkernels.";
+  m.doc() = "CPU features and build facts of zbkernels, and the index of activation patterns.";
   m.def("build_info", &build_info, "JSON: versions, compiler and CUDA architectures of this build.");
   m.def("cpu_features", &cpu_features, "dict[str, bool]: instruction sets that this machine can run.");
+  zb::bind_nap_index(m);
 }

@@ -339,10 +339,12 @@ def _conv_cases() -> list[ConvCase]:
         ConvCase("avg", 128, 64, 128, 32, 32, 3, padding=1, pool="avg"),
         ConvCase("nopool", 32, 64, 128, 32, 32, 3, padding=1, pool="none"),
         ConvCase("depthwise", 32, 128, 128, 32, 32, 3, padding=1, groups=128),
+        ConvCase("pointwise", 16, 64, 256, 56, 56, 1, pool="none"),
+        ConvCase("strided", 16, 64, 128, 56, 56, 3, 2, 1, pool="none"),
     ]
-    half = _in_half([case for case in core if case.name in ("cifar1", "res9")])
+    half = _in_half([case for case in core + more if case.name in ("cifar1", "res9", "pointwise", "strided")])
     train = [dataclasses.replace(case, mode="train") for case in core]
-    nap = [dataclasses.replace(case, mode="nap") for case in (core[0], core[1], core[3])]
+    nap = [dataclasses.replace(case, mode="nap") for case in (core[0], core[1], core[3], half[2])]
     return core + more + half + train + nap
 
 

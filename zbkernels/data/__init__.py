@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from zbkernels.data.composite import load_composite, load_composite_garments
 from zbkernels.data.dataset import DataError, Dataset, Split
 from zbkernels.data.digits import load_digits
 from zbkernels.data.mnist import load_fashion_mnist, load_mnist
@@ -19,6 +20,8 @@ __all__ = [
     "Dataset",
     "Split",
     "load",
+    "load_composite",
+    "load_composite_garments",
     "load_digits",
     "load_fashion_mnist",
     "load_mnist",
@@ -27,6 +30,8 @@ __all__ = [
 DATASETS: dict[str, Callable[[str | Path | None], Dataset]] = {
     "mnist": load_mnist,
     "fashion-mnist": load_fashion_mnist,
+    "composite": load_composite,
+    "composite-10": load_composite_garments,
     "digits": load_digits,
 }
 

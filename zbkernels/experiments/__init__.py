@@ -13,6 +13,10 @@ __all__ = ["EXPERIMENTS", "Experiment", "ExperimentError", "Preset", "get"]
 EXPERIMENTS: dict[str, str] = {
     "table1-mnist": "zbkernels.experiments.table1_mnist",
     "table1-fashion": "zbkernels.experiments.table1_fashion",
+    "interpolation": "zbkernels.experiments.interpolation",
+    "nap-tradeoff": "zbkernels.experiments.nap_tradeoff",
+    "convex-region": "zbkernels.experiments.convex_region",
+    "regions": "zbkernels.experiments.regions",
 }
 
 

@@ -164,11 +164,16 @@ def _settings(
             f"expected different seeds, 0 or larger, got {','.join(map(str, chosen)) or 'none'}"
         )
     return RunSettings(
-        experiment.name, preset, chosen, _device(device), variants or experiment.variants, form
+        experiment.name, preset, chosen, device_named(device), variants or experiment.variants, form
     )
 
 
-def _device(name: str) -> str:
+def device_named(name: str) -> str:
+    """The torch device that a user's ``auto``, ``cpu`` or ``cuda[:index]`` means.
+
+    Raises:
+        ExperimentError: it means none, or one that is not there.
+    """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

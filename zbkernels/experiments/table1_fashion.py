@@ -1,6 +1,6 @@
 """Table 1, Fashion-MNIST rows: a small CNN, 20 epochs of Adadelta, batch 128 (Section 2.5, Appendix C)."""
 
-from zbkernels.experiments import table1, table1_report
+from zbkernels.experiments import table1, table1_report, units
 from zbkernels.experiments.base import Experiment, Preset
 
 ROW = table1.Row(
@@ -9,8 +9,8 @@ ROW = table1.Row(
     data="fashion-mnist",
     layout="channels_last",
     paper={
-        table1.WITH_BIAS: (89.10, 67.10, 40.12, 32.52, 24.16, 17.91, 12.46, 10.12, 10.00, 10.00, 10.00),
-        table1.WITHOUT_BIAS: (89.02,) * 11,
+        units.WITH_BIAS: (89.10, 67.10, 40.12, 32.52, 24.16, 17.91, 12.46, 10.12, 10.00, 10.00, 10.00),
+        units.WITHOUT_BIAS: (89.02,) * 11,
     },
 )
 
@@ -33,7 +33,7 @@ EXPERIMENT = Experiment(
             "an hour or two: the paper's settings, three seeds", "fashion-mnist", 20, 128, (0, 1, 2)
         ),
     },
-    variants=table1.VARIANTS,
+    variants=units.VARIANTS,
     run=lambda context: table1.run(ROW, context),
     table=table1_report.table,
     figure=table1_report.figure,

@@ -1,6 +1,6 @@
 """Table 1, MNIST rows: a fully connected network, 20 epochs, batch 512 (Section 2.5, Appendix C)."""
 
-from zbkernels.experiments import table1, table1_report
+from zbkernels.experiments import table1, table1_report, units
 from zbkernels.experiments.base import Experiment, Preset
 
 ROW = table1.Row(
@@ -9,8 +9,8 @@ ROW = table1.Row(
     data="mnist",
     layout="contiguous",
     paper={
-        table1.WITH_BIAS: (88.12, 87.07, 84.46, 82.57, 79.52, 74.76, 65.82, 42.84, 16.34, 10.28, 10.28),
-        table1.WITHOUT_BIAS: (88.27,) * 11,
+        units.WITH_BIAS: (88.12, 87.07, 84.46, 82.57, 79.52, 74.76, 65.82, 42.84, 16.34, 10.28, 10.28),
+        units.WITHOUT_BIAS: (88.27,) * 11,
     },
 )
 
@@ -23,7 +23,7 @@ EXPERIMENT = Experiment(
         "quick": Preset("under a minute: the paper's settings, one seed", "mnist", 20, 512, (0,)),
         "paper": Preset("minutes: the paper's settings, three seeds", "mnist", 20, 512, (0, 1, 2)),
     },
-    variants=table1.VARIANTS,
+    variants=units.VARIANTS,
     run=lambda context: table1.run(ROW, context),
     table=table1_report.table,
     figure=table1_report.figure,

@@ -77,6 +77,11 @@ def choose_kernel(op: Op, x: torch.Tensor, weight: torch.Tensor | None, *rest: A
     return table.kernel(op, x, weight, rest)
 
 
+def chooses_freely() -> bool:
+    """Whether no backend is asked for."""
+    return _wanted == "auto"
+
+
 def forced_kernel(op: Op, *args: Any, **kwargs: Any) -> Kernel | None:
     """The kernel that ``use_backend`` asks for, or None where ``torch.ops.zb`` dispatches to the right one.
 

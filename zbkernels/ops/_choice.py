@@ -8,6 +8,7 @@ table knows runs in the default order, that of an op's kernels.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,10 @@ FORMAT = 1
 SHIPPED = Path(__file__).resolve().parent.parent / "choices"
 LEAST_GAIN = 1.03  # the default order stays where nothing is faster by more than what runs differ by
 _MOST_KEPT = 4096  # shapes whose choice is remembered; a process that asks for more starts over
+
+# Set while a function mode watches a model's units (zbkernels/nap/units.py) and must see every op. Function modes are
+# not looked for, as those for dispatch are: torch.set_default_device is one, and needs no op of ours.
+watched: ContextVar[bool] = ContextVar("watched", default=False)
 
 Key = tuple[str, str, str]  # op, dtype ("float16"), shape class
 
@@ -121,15 +126,17 @@ def _measured(row: Mapping[str, Any]) -> tuple[Key, dict[str, float]]:
 
 
 def looked_at(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
-    """Whether something must see the op itself: a mode (tracing and torch.export are some), a transform, a subclass.
+    """Whether something must see the op itself: a mode (tracing and torch.export are some), a transform, a subclass,
+    or what watches a model's units.
 
     A kernel outside the dispatcher would pass all of these by.
     """
-    return _seen(x, weight) or _transformed()
+    return _seen(x, weight) or _transformed() or watched.get()
 
 
 def traced(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
-    """As :func:`looked_at`, but False under a transform, for which a forced backend has an error of its own."""
+    """As :func:`looked_at`, but False under a transform, for which a forced backend has an error of its own, and
+    while units are watched, which sees a forced reference from within."""
     return _seen(x, weight) and not _transformed()
 
 

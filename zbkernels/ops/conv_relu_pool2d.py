@@ -8,13 +8,14 @@ needs, and the public function.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from zbkernels import _loader
-from zbkernels.ops import _backend, _tf32
+from zbkernels.ops import _backend, _small_calls, _tf32
 from zbkernels.ops._conv_autograd import (
     REGISTERED,
     ConvReLUPoolFunction,
@@ -349,6 +350,12 @@ def conv_relu_pool2d(
         >>> zb.conv_relu_pool2d(x, w, padding="same").shape
         torch.Size([8, 16, 16, 16])
     """
+    key = None
+    if not torch.compiler.is_dynamo_compiling() and _backend.chooses_freely():
+        values = (stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding, ceil_mode)
+        key = _small_calls.key_of(x, weight, (*values, count_include_pad, negative_slope))
+        if key is not None and (y := _small_calls.run(key, x, weight)) is not None:
+            return y
     x, weight, g = normalise(
         "conv_relu_pool2d",
         x,
@@ -369,9 +376,16 @@ def conv_relu_pool2d(
     if x.is_cuda and not torch.compiler.is_compiling():
         _tf32.follow()
     kernel = _backend.choose_kernel(OP, x, weight, g, "")
-    if kernel is None:
-        return torch.ops.zb.conv_relu_pool2d(x, weight, *g.conv_args(), **g.pool_kwargs())
-    return run_passes(kernel.run, x, weight, g, "")[0]
+    if kernel is not None:
+        return run_passes(kernel.run, x, weight, g, "")[0]
+    if key is not None:
+        return _small_calls.keep(key, partial(call_op, x, weight, g))
+    return call_op(x, weight, g)
+
+
+def call_op(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.zb.conv_relu_pool2d(x, weight, *g.conv_args(), **g.pool_kwargs())
+    return y
 
 
 def spread(
@@ -423,6 +437,7 @@ def cpu_kernel(
     g = Geometry(*conv, **pool)
     pairs = (x.shape[-2:], weight.shape[2:], g.stride, g.padding, g.dilation, g.map_size(x, weight))
     sizes = [x.shape[-3], weight.shape[0], g.groups, *(size for pair in pairs for size in pair)]
+    sizes += [x.shape[0] if x.dim() == 4 else 1, *weight.stride()]
     return _loader.conv_kernel(str(x.dtype).removeprefix("torch."), sizes, bool(units))
 
 

@@ -73,7 +73,7 @@ void add_avg(const Problem& p, const E* grad, const Strides& gs, T* plane) {
 void apply_bits(const Problem& p, const uint64_t* bits, float* plane) {
   const auto mask = [&] {
 #if defined(__x86_64__)
-    if (cpu_capability() == Capability::kAvx512) return avx512::mask_plane;
+    if (cpu_capability() >= Capability::kAvx512) return avx512::mask_plane;
     if (cpu_capability() == Capability::kAvx2) return avx2::mask_plane;
 #endif
     return portable::mask_plane;

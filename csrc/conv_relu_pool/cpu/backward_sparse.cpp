@@ -112,7 +112,7 @@ struct Loops {
 
 Loops loops() {
 #if defined(__x86_64__)
-  if (cpu_capability() == Capability::kAvx512) {
+  if (cpu_capability() >= Capability::kAvx512) {
     return {avx512::sparse_scratch, avx512::sparse_chunk, "backward sparse avx512"};
   }
   if (cpu_capability() == Capability::kAvx2) {

@@ -64,7 +64,7 @@ bool winograd_input_is_faster(const BackwardArgs& a) {
     if (p.stride[d] != 1 || p.dilation[d] != 1 || p.padding[d] >= kernel) return false;
   }
   Call c = make_call(a);
-  kernels_here().plan(c);
+  general_kernels_here().plan(c);
   if (c.algorithm != Algorithm::kWinograd || c.few) return false;
   // Of every unit of the map 36 / 16 multiplications a weight's channel are left (3x3), 64 / 16 (5x5), ...;
   // of the winners all R * S. A winner's cost about twice as much each (the table above).
@@ -89,9 +89,9 @@ Tensor backward_winograd_input(const BackwardArgs& a) {
   c.w_strides[2] = -a.weight.stride(2), c.w_strides[3] = -a.weight.stride(3);
   c.y = grad_x.mutable_data_ptr();
   for (int i = 0; i < 4; ++i) c.x_strides[i] = a.grad.stride(i), c.y_strides[i] = grad_x.stride(i);
-  const Kernels& kernels = kernels_here();
+  const Kernels& kernels = general_kernels_here();
   kernels.plan(c);
-  run_call(kernels, c, nullptr);
+  run_call(kernels, c, false);
   note_kernel(kernels.winograd_backward_name);
   return grad_x;
 }

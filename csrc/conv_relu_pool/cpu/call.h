@@ -10,7 +10,7 @@ enum class Element { kFloat, kDouble, kHalf, kBFloat };
 enum class Pooling { kNone, kMax, kAvg };
 enum class UnitKind { kNone, kRelu, kOutput, kWinner };
 enum class CodeKind { kNone, kByte, kInt, kBits };
-enum class Algorithm { kDirect, kDirectPixels, kDepthwise, kWinograd };
+enum class Algorithm { kDirect, kDirectPairs, kDirectPixels, kDepthwise, kWinograd, kFewPixels };
 
 // A range of one axis, cut into equal blocks.
 struct Cut {
@@ -62,9 +62,11 @@ struct Call {
   int64_t map_rows, map_columns;         // most of them that one task computes at a time, per image
   int64_t chunk_rows;                    // of these, direct: computed before they are pooled
   bool dense_rows, by_phase;             // how the input is laid out in the slab, see direct.h
+  int64_t planes, chain_offsets;         // direct: of a row of the slab; addresses that a chain reads
   int64_t fold, filter, shift[2];        // Winograd: see Folding in plan.h
   bool few;                              // Winograd of so few channels that winograd_few.h takes them
   int64_t points;                        // of one dimension of a tile, see winograd_transforms.h
+  bool channels_innermost;               // of the weight; few pixels only
   int64_t weight_units, weight_bytes;    // packed weights: units of work, and size
   int64_t scratch_bytes;                 // of one thread
   void* packed_weight;
@@ -72,9 +74,11 @@ struct Call {
 
 struct Kernels {
   const char* direct_name;
+  const char* pairs_name;  // null where no kernel of the set is that
   const char* pixels_name;
   const char* depthwise_name;
   const char* winograd_name;
+  const char* few_pixels_name;
   const char* winograd_backward_name;
   void (*plan)(Call&);
   void (*pack)(const Call&, int64_t begin, int64_t end);  // of [0, weight_units)
@@ -88,6 +92,9 @@ inline int64_t task_count(const Call& c) {
 extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
+#if defined(ZB_AVX512_BF16)
+extern const Kernels kAvx512Bf16Kernels;
+#endif
 #endif
 
 }  // namespace zb::conv_relu_pool::cpu

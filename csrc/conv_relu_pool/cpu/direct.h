@@ -90,18 +90,19 @@ struct Slab {
 
 template <class T>
 ZB_INLINE int64_t slab_size(const Call& c, int64_t images, int64_t rows, int64_t pitch) {
-  return (images * rows + 1) * c.C * pitch + kPixelVectors * Vec<T>::n;  // vectors may read past the last row
+  // vectors may reach past the last row
+  return (images * rows + 1) * c.planes * pitch + kPixelVectors * Vec<T>::n;
 }
 
-template <class E, class T>
-Slab<T> fill_slab(const Call& c, Range images, Range rows, Range columns, T* data) {
+// fill_row(to, row, left): all planes of one row of the input, of which `left` is the first column wanted.
+template <class E, class T, class FillRow>
+ZB_INLINE Slab<T> fill_slab(const Call& c, Range images, Range rows, Range columns, T* data,
+                            const FillRow& fill_row) {
   const SlabShape shape = slab_shape(c, rows.size(), columns.size());
-  Slab<T> slab{data, shape, 0, rows.begin, c.C * shape.pitch, 0, 0};
+  Slab<T> slab{data, shape, 0, rows.begin, c.planes * shape.pitch, 0, 0};
   slab.image_pitch = shape.rows * slab.row_pitch;
   slab.zero_row = images.size() * slab.image_pitch;
   slab.first_row = clamped(rows.begin * c.stride[0] - c.padding[0], 0, most(0, c.in[0] - shape.rows));
-  const int64_t segments = c.by_phase ? c.stride[1] : c.kernel[1];
-  const int64_t hop = c.by_phase ? 1 : c.dilation[1];
   const int64_t left = columns.begin * c.stride[1] - c.padding[1];
   for (int64_t image = 0; image < images.size(); ++image) {
     const E* x = static_cast<const E*>(c.x) + (images.begin + image) * c.x_strides[0];
@@ -110,17 +111,26 @@ Slab<T> fill_slab(const Call& c, Range images, Range rows, Range columns, T* dat
                                       : (rows.begin + r / c.kernel[0]) * c.stride[0] - c.padding[0] +
                                             (r % c.kernel[0]) * c.dilation[0];
       if (in < 0 || in >= c.in[0]) continue;  // never read: see tap_offsets
-      T* to = data + image * slab.image_pitch + r * slab.row_pitch;
-      for (int64_t ch = 0; ch < c.C; ++ch) {
-        const E* row = x + ch * c.x_strides[1] + in * c.x_strides[2];
-        for (int64_t s = 0; s < segments; ++s, to += shape.segment) {
-          fill_segment(to, shape.segment, row, c.in[1], c.x_strides[3], left + s * hop, c.stride[1]);
-        }
-      }
+      fill_row(data + image * slab.image_pitch + r * slab.row_pitch, x + in * c.x_strides[2], left);
     }
   }
-  std::memset(data + slab.zero_row, 0, sizeof(T) * (c.C * shape.pitch + kPixelVectors * Vec<T>::n));
+  std::memset(data + slab.zero_row, 0, sizeof(T) * (c.planes * shape.pitch + kPixelVectors * Vec<T>::n));
   return slab;
+}
+
+// The planes are the channels.
+template <class E, class T>
+Slab<T> fill_channels(const Call& c, Range images, Range rows, Range columns, T* data) {
+  const SlabShape shape = slab_shape(c, rows.size(), columns.size());
+  const int64_t segments = c.by_phase ? c.stride[1] : c.kernel[1];
+  const int64_t hop = c.by_phase ? 1 : c.dilation[1];
+  return fill_slab<E, T>(c, images, rows, columns, data, [&](T* to, const E* row, int64_t left) {
+    for (int64_t ch = 0; ch < c.C; ++ch, row += c.x_strides[1]) {
+      for (int64_t s = 0; s < segments; ++s, to += shape.segment) {
+        fill_segment(to, shape.segment, row, c.in[1], c.x_strides[3], left + s * hop, c.stride[1]);
+      }
+    }
+  });
 }
 
 // offsets[r * S + s]: where tap (r, s) of the first column of map row h begins, for channel 0.
@@ -140,8 +150,15 @@ ZB_INLINE void tap_offsets(const Call& c, const Slab<T>& slab, int64_t image, in
   }
 }
 
+// sum + x * w, lane by lane.
+template <class T>
+struct Product {
+  using reg = typename Vec<T>::reg;
+  static ZB_INLINE reg add(reg x, reg w, reg sum) { return Vec<T>::fma(x, w, sum); }
+};
+
 // acc[j][v] += x[j * STEP] * w[v]
-template <class T, int PIXELS, int VECTORS, int STEP>
+template <class T, class P, int PIXELS, int VECTORS, int STEP>
 ZB_INLINE void multiply_add(typename Vec<T>::reg (&acc)[PIXELS][VECTORS], const T* x, const T* w) {
   using V = Vec<T>;
   typename V::reg weight[VECTORS];
@@ -151,14 +168,14 @@ ZB_INLINE void multiply_add(typename Vec<T>::reg (&acc)[PIXELS][VECTORS], const 
   for (int j = 0; j < PIXELS; ++j) {
     const typename V::reg in = V::set1(x[j * STEP]);
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) acc[j][v] = V::fma(in, weight[v], acc[j][v]);
+    for (int v = 0; v < VECTORS; ++v) acc[j][v] = P::add(in, weight[v], acc[j][v]);
   }
 }
 
 // out[j][v] (+)= sum over i < count of x[at(i) + j * STEP] * w[i][v]: PIXELS pixels times VECTORS vectors of
 // output channels, all in registers, in one flat loop whose exit is mispredicted once a tile. With STEP 1,
 // at(i) = at[i] (channels and taps of a slab); else x holds groups of STEP channels, at[0] apart.
-template <class T, int PIXELS, int VECTORS, int STEP>
+template <class T, class P, int PIXELS, int VECTORS, int STEP>
 void tile(const T* x, const int64_t* at, int64_t count, const T* w, T* out, bool more) {
   using V = Vec<T>;
   typename V::reg acc[PIXELS][VECTORS];
@@ -170,14 +187,15 @@ void tile(const T* x, const int64_t* at, int64_t count, const T* w, T* out, bool
   if constexpr (STEP == 1) {
 #pragma GCC unroll 2
     for (int64_t i = 0; i < count; ++i, w += kBlock<T>)
-      multiply_add<T, PIXELS, VECTORS, STEP>(acc, x + at[i], w);
+      multiply_add<T, P, PIXELS, VECTORS, STEP>(acc, x + at[i], w);
   } else {
     const int64_t pitch = at[0];
     for (; count >= STEP; count -= STEP, x += pitch, w += STEP * kBlock<T>) {
 #pragma GCC unroll 8
-      for (int i = 0; i < STEP; ++i) multiply_add<T, PIXELS, VECTORS, STEP>(acc, x + i, w + i * kBlock<T>);
+      for (int i = 0; i < STEP; ++i) multiply_add<T, P, PIXELS, VECTORS, STEP>(acc, x + i, w + i * kBlock<T>);
     }
-    for (int64_t i = 0; i < count; ++i) multiply_add<T, PIXELS, VECTORS, STEP>(acc, x + i, w + i * kBlock<T>);
+    for (int64_t i = 0; i < count; ++i)
+      multiply_add<T, P, PIXELS, VECTORS, STEP>(acc, x + i, w + i * kBlock<T>);
   }
 #pragma GCC unroll 16
   for (int j = 0; j < PIXELS; ++j) {
@@ -189,28 +207,28 @@ void tile(const T* x, const int64_t* at, int64_t count, const T* w, T* out, bool
   }
 }
 
-template <class T, int VECTORS, int STEP, int PIXELS = kTilePixels>
+template <class T, class P, int VECTORS, int STEP, int PIXELS = kTilePixels>
 ZB_INLINE void tile_of(int64_t pixels, const T* x, const int64_t* at, int64_t count, const T* w, T* out,
                        bool more) {
   if constexpr (PIXELS > 0) {
     if (pixels == PIXELS) {
-      tile<T, PIXELS, VECTORS, STEP>(x, at, count, w, out, more);
+      tile<T, P, PIXELS, VECTORS, STEP>(x, at, count, w, out, more);
     } else {
-      tile_of<T, VECTORS, STEP, PIXELS - 1>(pixels, x, at, count, w, out, more);
+      tile_of<T, P, VECTORS, STEP, PIXELS - 1>(pixels, x, at, count, w, out, more);
     }
   }
 }
 
 // A run of pixels STEP values apart, in tiles of nearly equal length.
-template <class T, int STEP>
+template <class T, int STEP, class P = Product<T>>
 ZB_INLINE void tile_run(int64_t pixels, int64_t block_size, const T* x, const int64_t* at, int64_t count,
                         const T* w, T* out, bool more) {
   for (int64_t left = up_div(pixels, kTilePixels), done = 0; left > 0; --left) {
     const int64_t size = up_div(pixels - done, left);
     if (block_size <= Vec<T>::n) {
-      tile_of<T, 1, STEP>(size, x + done * STEP, at, count, w, out + done * kBlock<T>, more);
+      tile_of<T, P, 1, STEP>(size, x + done * STEP, at, count, w, out + done * kBlock<T>, more);
     } else {
-      tile_of<T, 2, STEP>(size, x + done * STEP, at, count, w, out + done * kBlock<T>, more);
+      tile_of<T, P, 2, STEP>(size, x + done * STEP, at, count, w, out + done * kBlock<T>, more);
     }
     done += size;
   }
@@ -236,15 +254,16 @@ void pack_direct(const Call& c, int64_t begin, int64_t end) {
   }
 }
 
-ZB_INLINE int64_t chain_channels(const Call& c) {
-  return clamped(kChain / (c.kernel[0] * c.kernel[1]), 1, c.Cg);
+// Of these a chain's channels, all their taps.
+ZB_INLINE int64_t chain_channels(const Call& c, int64_t channels) {
+  return clamped(kChain / (c.kernel[0] * c.kernel[1]), 1, most(channels, 1));
 }
 
 // Vectors of output channels.
 template <class T>
 void direct_block(const Call& c, const Block& b, const Slab<T>& slab, Range images, const Map<T>* maps,
                   int64_t* offsets) {
-  const int64_t taps = c.kernel[0] * c.kernel[1], chain = chain_channels(c);
+  const int64_t taps = c.kernel[0] * c.kernel[1], chain = chain_channels(c, c.Cg);
   const T* weights = static_cast<const T*>(c.packed_weight) + b.index * c.Cg * taps * kBlock<T>;
   for (int64_t ch = 0; ch < c.Cg; ch += chain) {
     const T* x = slab.data + (b.group * c.Cg + ch) * slab.shape.pitch;
@@ -305,7 +324,7 @@ template <class T>
 void pixels_block(const Call& c, const Block& b, const Slab<T>& slab, Range images, const Map<T>* maps,
                   int64_t* offsets) {
   constexpr int64_t n = Vec<T>::n;
-  const int64_t taps = c.kernel[0] * c.kernel[1], chain = chain_channels(c);
+  const int64_t taps = c.kernel[0] * c.kernel[1], chain = chain_channels(c, c.Cg);
   T line[kPixelVectors * n];
   for (int64_t image = images.begin; image < images.end; ++image) {
     const Map<T>& map = maps[image];

@@ -1,11 +1,18 @@
 // From pre-activations to y, code and sig. Part of forward_kernel.h.
 #pragma once
 
-#include "common/transpose.h"
 #include "conv_relu_pool/cpu/bits.h"
+#include "conv_relu_pool/cpu/lanes.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
+
+// Whether y is all that is wanted and its rounding and ReLU can wait until it is written: both keep the order
+// of values, so the largest of a window is the same before and after.
+ZB_INLINE bool rounds_last(const Call& c) {
+  return c.code_kind == CodeKind::kNone && c.units == UnitKind::kNone && c.pool != Pooling::kAvg &&
+         (c.slope == 0 || c.slope == 1);
+}
 
 // Rounds to the element type, as a convolution that returns a tensor does, then applies the activation.
 // Max pooling at slope 0 in float32 or float64 needs neither: the largest value's activation is what counts.
@@ -13,6 +20,7 @@ template <class E, class T>
 void activate(const Call& c, const Map<T>& map) {
   using V = Vec<T>;
   constexpr bool rounds = sizeof(E) != sizeof(T);
+  if (rounds_last(c)) return;
   if (!rounds && (c.slope == 1 || (c.slope == 0 && c.pool == Pooling::kMax))) return;
   const bool act = !(c.slope == 0 && c.pool == Pooling::kMax);
   const typename V::reg slope = V::set1(static_cast<T>(c.slope));
@@ -105,6 +113,12 @@ ZB_INLINE Range touched_rows(const Call& c, const Map<T>& map, const Pooled<T>& 
           least(pooled.rows.end, up_div(map.rows.end + before, step))};
 }
 
+// x where it is larger or a NaN, else best: the masks of the first need not be joined.
+template <class V>
+ZB_INLINE typename V::reg largest(typename V::reg x, typename V::reg best) {
+  return V::choose(V::is_nan(x), x, V::max(x, best));
+}
+
 // Takes in what the map's rows hold of every window. Rows arrive in order, so that the first of equal values
 // and the last NaN win. The first call for an output must see the first row of its window.
 template <class T, bool POSITION, int VECTORS>
@@ -134,9 +148,13 @@ void pool_max(const Call& c, const Map<T>& map, const Pooled<T>& pooled) {
           const typename V::reg here = V::integer((h - top) * c.pool_kernel[1] + w - left);
           for (int v = 0; v < VECTORS; ++v) {
             const typename V::reg x = V::load(at + v * V::n);
-            const typename V::mask wins = V::either(V::gt(x, best[v]), V::is_nan(x));
-            best[v] = V::choose(wins, x, best[v]);
-            if (POSITION) where[v] = V::choose(wins, here, where[v]);
+            if (POSITION) {
+              const typename V::mask wins = V::either(V::gt(x, best[v]), V::is_nan(x));
+              best[v] = V::choose(wins, x, best[v]);
+              where[v] = V::choose(wins, here, where[v]);
+            } else {
+              best[v] = largest<V>(x, best[v]);
+            }
           }
         }
       }
@@ -214,35 +232,6 @@ void divide(const Call& c, const Pooled<T>& pooled) {
   }
 }
 
-// Lanes [pixel][kBlock] of a run of y's pixels to where y (or its code) has them; store(to, register) writes
-// Vec<T>::n of them side by side.
-template <class T, class Out, class Store>
-void write_lanes(const Call& c, Out* to, const T* lanes, int64_t count, int64_t channels,
-                 const Store& store) {
-  using V = Vec<T>;
-  constexpr int64_t n = V::n;
-  for (int64_t k = 0; k < channels; k += n, lanes += n, to += n * c.y_strides[1]) {
-    const int64_t some = least(n, channels - k);
-    // A pixel's lanes, one by one where they don't lie side by side or are not all wanted.
-    const auto write_pixel = [&](int64_t i) {
-      Out* at = to + i * c.y_strides[3];
-      if (some == n && c.y_strides[1] == 1) return store(at, V::load(lanes + i * kBlock<T>));
-      Out line[n];
-      store(line, V::load(lanes + i * kBlock<T>));
-      for (int64_t j = 0; j < some; ++j) at[j * c.y_strides[1]] = line[j];
-    };
-    int64_t i = 0;
-    if constexpr (sizeof(T) == sizeof(float)) {
-      for (; c.y_strides[1] != 1 && i + n <= count; i += n) {
-        alignas(64) float turned[n * n];
-        transpose(lanes + i * kBlock<T>, kBlock<T>, n, some, turned, n);
-        for (int64_t j = 0; j < some; ++j) store(to + j * c.y_strides[1] + i, V::load(turned + j * n));
-      }
-    }
-    for (; i < count; ++i) write_pixel(i);
-  }
-}
-
 // What the backward pass has to know of each window, in place of the positions.
 template <class T>
 void codes_of_positions(const Call& c, const T* value, T* position, int64_t count) {
@@ -296,7 +285,8 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, Runs<T>& kept, int64_
     T* position = pooled.position + r * columns * kBlock<T>;
     const int64_t at = (pooled.rows.begin + r) * c.out[1] + pooled.columns.begin;
     const int64_t offset = image * c.y_strides[0] + b.first * c.y_strides[1] + at * c.y_strides[3];
-    if (c.pool == Pooling::kMax && c.slope == 0) {
+    const bool last = rounds_last(c);
+    if (c.pool == Pooling::kMax && c.slope == 0 && !last) {
       for (int64_t i = 0; i < length * 2; ++i) V::store(value + i * V::n, V::relu(V::load(value + i * V::n)));
     }
     if (c.units == UnitKind::kWinner) append_winners(c, value, position, length, kept.units);
@@ -312,10 +302,10 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, Runs<T>& kept, int64_
     E* y = static_cast<E*>(c.y) + offset;
     if (c.units == UnitKind::kOutput) {
       if constexpr (sizeof(E) != sizeof(T)) {  // the bit is that of the value returned, which a mean rounds
-        for (int64_t i = 0; i < length * kBlock<T>; ++i) {
-          E narrow;
-          put(&narrow, value[i]);
-          value[i] = value_of(narrow);
+        for (int64_t i = 0; i < length * 2; ++i) {
+          E narrow[V::n];
+          store_as(narrow, V::load(value + i * V::n));
+          V::store(value + i * V::n, load_as(narrow));
         }
       }
       kept.units.template append_signs<false>(value, length);
@@ -324,7 +314,7 @@ void write_outputs(const Call& c, const Pooled<T>& pooled, Runs<T>& kept, int64_
       kept.units.flush(c.sig + image * c.sig_words, (b.first * plane + at) * c.unit_bits, plane * c.unit_bits,
                        b.size);
     }
-    write_lanes(c, y, value, length, b.size, [](E* to, typename V::reg v) { store_as(to, v); });
+    write_values(c, y, value, length, b.size, last && c.slope == 0);
   }
 }
 

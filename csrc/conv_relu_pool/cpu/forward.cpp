@@ -10,6 +10,7 @@
 #include "conv_relu_pool/cpu/call.h"
 #include "conv_relu_pool/cpu/kernels.h"
 #include "conv_relu_pool/cpu/run_call.h"
+#include "conv_relu_pool/cpu/small_calls.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
@@ -59,12 +60,14 @@ Call make_call(const Problem& p, const Tensor& x, const Tensor& weight, Outputs&
 
 const char* name_of(const Kernels& kernels, const Call& c) {
   return c.algorithm == Algorithm::kWinograd       ? kernels.winograd_name
+         : c.algorithm == Algorithm::kDirectPairs  ? kernels.pairs_name
+         : c.algorithm == Algorithm::kFewPixels    ? kernels.few_pixels_name
          : c.algorithm == Algorithm::kDirectPixels ? kernels.pixels_name
          : c.algorithm == Algorithm::kDepthwise    ? kernels.depthwise_name
                                                    : kernels.direct_name;
 }
 
-// What the choice of a kernel depends on: no rows or columns of a pool, no batch, no memory format.
+// What the choice of a kernel depends on: no rows or columns of a pool, no memory format of x.
 Call unpooled(Element element, int64_t C, int64_t K, int64_t groups, const int64_t* map) {
   Call c{};
   c.N = 1, c.C = C, c.K = K, c.groups = groups, c.Cg = C / groups, c.Kg = K / groups;
@@ -83,10 +86,15 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
   if (call.sig) std::memset(call.sig, 0, static_cast<size_t>(out.sig.numel()) * 8);
   if (call.code_kind == CodeKind::kBits) std::memset(call.code, 0, static_cast<size_t>(out.code.numel()) * 8);
 
+  keep_call(call);
+  run_forward(call);
+}
+
+void run_forward(Call& call) {
   const Kernels& kernels = kernels_here();
   kernels.plan(call);
-  // In training each call brings new weights.
-  run_call(kernels, call, p.need_code ? nullptr : &weight);
+  const bool training = call.code_kind != CodeKind::kNone;  // each call brings new weights
+  run_call(kernels, call, !training);
   note_kernel(name_of(kernels, call));
 }
 
@@ -98,7 +106,8 @@ const Registration registration{"CPU", {ZB_CONV_RELU_POOL_KERNELS(&forward, &bac
 }  // namespace zb::conv_relu_pool::cpu
 
 // For zb.explain: the kernel of a forward pass. sizes: C, K, groups, then two each (rows, columns): the
-// input, the filter, stride, padding, dilation, the un-pooled map. with_units: the call returns a signature.
+// input, the filter, stride, padding, dilation, the un-pooled map; then N, and the weight's strides.
+// with_units: the call returns a signature.
 extern "C" __attribute__((visibility("default"))) const char* zb_cpu_conv_kernel(const char* dtype,
                                                                                  const int64_t* sizes,
                                                                                  int with_units) {
@@ -114,6 +123,8 @@ extern "C" __attribute__((visibility("default"))) const char* zb_cpu_conv_kernel
     c.stride[d] = c.map[d] > 1 ? sizes[7 + d] : 1;
     c.dilation[d] = c.kernel[d] > 1 ? sizes[11 + d] : 1;
   }
+  c.N = sizes[15];
+  for (int i = 0; i < 4; ++i) c.w_strides[i] = sizes[16 + i];
   c.highest = zb::highest_precision() || with_units;
   const Kernels& kernels = kernels_here();
   kernels.plan(c);

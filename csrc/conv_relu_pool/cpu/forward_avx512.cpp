@@ -5,9 +5,11 @@
 namespace zb::conv_relu_pool::cpu {
 
 const Kernels kAvx512Kernels = {"direct avx512",
+                                nullptr,
                                 "direct-pixels avx512",
                                 "depthwise avx512",
                                 "winograd avx512",
+                                "few-pixels avx512",
                                 "backward winograd avx512",
                                 &plan_call,
                                 &pack_weights,

@@ -4,9 +4,11 @@
 namespace zb::conv_relu_pool::cpu {
 
 const Kernels kPortableKernels = {"direct portable",
+                                  nullptr,
                                   "direct-pixels portable",
                                   "depthwise portable",
                                   "winograd portable",
+                                  "few-pixels portable",
                                   "backward winograd portable",
                                   &plan_call,
                                   &pack_weights,

@@ -90,11 +90,18 @@ bool same_bytes(const void* a, const void* b, int64_t bytes) {
   return same;
 }
 
+int64_t weight_count(const Call& c) { return c.K * c.Cg * c.kernel[0] * c.kernel[1]; }
+
 // Whether the elements fill their stretch of memory, in any order of the dimensions.
-bool is_dense(const Tensor& t) {
+bool is_dense(const Call& c) {
+  const int64_t sizes[4] = {c.K, c.Cg, c.kernel[0], c.kernel[1]};
   int64_t span = 1;
-  for (int64_t d = 0; d < t.dim(); ++d) span += (t.size(d) - 1) * t.stride(d);
-  return span == t.numel();
+  for (int d = 0; d < 4; ++d) span += (sizes[d] - 1) * c.w_strides[d];
+  return span == weight_count(c);
+}
+
+int64_t bytes_of(Element element) {
+  return element == Element::kDouble ? 8 : element == Element::kFloat ? 4 : 2;
 }
 
 PackedWeights in_use(const std::shared_ptr<Entry>& entry, Call& call) {
@@ -108,12 +115,12 @@ void pack_weights(const Kernels& kernels, const Call& call) {
   parallel_for(0, call.weight_units, 16, [&](int64_t begin, int64_t end) { kernels.pack(call, begin, end); });
 }
 
-PackedWeights find_packed_weights(const Kernels& kernels, const Tensor& weight, Call& call) {
+PackedWeights find_packed_weights(const Kernels& kernels, Call& call) {
   Cache& all = cache();
-  const int64_t bytes = weight.numel() * static_cast<int64_t>(weight.element_size());
-  if (bytes < kLeastBytes || bytes + call.weight_bytes > all.limit / 2 || !is_dense(weight)) return nullptr;
+  const int64_t bytes = weight_count(call) * bytes_of(call.element);
+  if (bytes < kLeastBytes || bytes + call.weight_bytes > all.limit / 2 || !is_dense(call)) return nullptr;
   const Key key = key_of(kernels, call);
-  const void* address = weight.const_data_ptr();
+  const void* address = call.weight;
 
   // Only ever tried: a thread that would have to wait packs for itself, and so does the child of a fork whose
   // parent was in here. Comparing reads entries that nobody changes, so it needs no lock.

@@ -9,7 +9,6 @@
 
 #include <memory>
 
-#include "common/tensor.h"
 #include "conv_relu_pool/cpu/call.h"
 
 namespace zb::conv_relu_pool::cpu {
@@ -20,7 +19,7 @@ using PackedWeights = std::shared_ptr<const void>;
 // Points call.packed_weight at the packed weights, packing them where no entry fits. Returns null, and leaves
 // packed_weight alone, where the cache does not serve: it is switched off or in use by another thread, the
 // weight is small, has gaps in memory, or would fill more than half of the cache.
-PackedWeights find_packed_weights(const Kernels& kernels, const Tensor& weight, Call& call);
+PackedWeights find_packed_weights(const Kernels& kernels, Call& call);
 
 // Packs into call.packed_weight, [weight_bytes], on torch's threads.
 void pack_weights(const Kernels& kernels, const Call& call);

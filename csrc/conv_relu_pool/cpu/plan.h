@@ -13,6 +13,8 @@ constexpr int64_t kPoolBytes = 16 << 10;   // of them those that are pooled at o
 constexpr int64_t kSlabBytes = 768 << 10;  // input of one task
 constexpr int64_t kColumns = 512;          // of the map, in one task
 constexpr int64_t kTasksPerThread = 4;
+// few_pixels.h takes at most so many pixels and taps of a channel, and at least so many weights.
+constexpr int64_t kFewPixels = 48, kMostTaps = 64, kManyWeights = 1 << 18;
 
 // Folding: a convolution of stride 2 is one of stride 1 over the four phases of its input as channels, with
 // filters of half the size: x'[4c + 2a + b][i][j] = x[c][2i + a][2j + b]. With an odd padding the filter gets
@@ -45,10 +47,39 @@ ZB_INLINE bool fold_for_winograd(Call& c) {
   return c.few || (channels >= least_channels && channels <= 4096 && c.K >= 8);
 }
 
+// Whether the weight lies in memory as [K][C][R][S], or as [K][R][S][C] (and then channels_innermost).
+ZB_INLINE bool dense_weight(Call& c) {
+  const int64_t sizes[4] = {c.K, c.C, c.kernel[0], c.kernel[1]};
+  const int64_t taps = sizes[2] * sizes[3];
+  const int64_t contiguous[4] = {c.C * taps, taps, sizes[3], 1},
+                channels_last[4] = {c.C * taps, 1, sizes[3] * c.C, c.C};
+  const auto lies = [&](const int64_t* strides) {
+    for (int d = 0; d < 4; ++d) {
+      if (sizes[d] > 1 && c.w_strides[d] != strides[d]) return false;
+    }
+    return true;
+  };
+  c.channels_innermost = !lies(contiguous);
+  return !c.channels_innermost || lies(channels_last);
+}
+
+// One image of a deep layer: see few_pixels.h. The sum's order depends on the batch, which "highest"
+// excludes.
+ZB_INLINE bool few_pixels(Call& c) {
+  if (c.element != Element::kFloat || c.highest || c.groups != 1 || c.unpool) return false;
+  const int64_t pixels = c.N * c.map[0] * c.map[1], weights = c.K * c.C * c.kernel[0] * c.kernel[1];
+  return pixels <= kFewPixels && weights >= kManyWeights && c.kernel[0] * c.kernel[1] <= kMostTaps &&
+         dense_weight(c);
+}
+
 template <class T>
 void plan_algorithm(Call& c) {
   c.all_map = c.units == UnitKind::kRelu || c.code_kind == CodeKind::kBits;
   c.channel_block = kBlock<T>;
+  if (few_pixels(c)) {
+    c.algorithm = Algorithm::kFewPixels;
+    return;
+  }
   if (sizeof(T) == 4 && fold_for_winograd(c)) {
     c.algorithm = Algorithm::kWinograd;
     c.blocks = up_div(c.K, kBlock<T>);
@@ -112,20 +143,20 @@ DirectScratch<T> direct_scratch(const Call& c, Scratch& memory) {
   s.value = memory.take<T>(outputs);
   s.position = memory.take<T>(outputs);
   s.maps = memory.take<Map<T>>(c.images.block);
-  s.offsets = memory.take<int64_t>(chain_channels(c) * c.kernel[0] * c.kernel[1]);
+  s.offsets = memory.take<int64_t>(c.chain_offsets);
   s.runs = take_runs<T>(c, c.map_rows * c.map_columns, c.rows.block * c.columns.block, memory);
   return s;
 }
 
+// one_chain: no sum is cut.
 template <class T>
-void plan_direct(Call& c) {
+void plan_slabs(Call& c, bool one_chain) {
   constexpr int64_t size = sizeof(T);
-  const int64_t taps = c.kernel[0] * c.kernel[1];
   c.columns = cut_evenly(c.out[1], outputs_within(c, 1, kColumns));
   c.map_columns = map_extent(c, 1, c.columns.block);
   const int64_t map_row = c.map_columns * kBlock<T> * size;
   choose_slab(c, c.map[0], c.map_columns);
-  const int64_t slab_row = c.C * slab_shape(c, 1, c.map_columns).pitch * size;
+  const int64_t slab_row = c.planes * slab_shape(c, 1, c.map_columns).pitch * size;
   // Map rows that fit: by the map's own size, and by the input rows that they need.
   const int64_t by_slab =
       most(1, (kSlabBytes / slab_row - (c.kernel[0] - 1) * c.dilation[0] - 1) / c.stride[0] + 1);
@@ -136,7 +167,6 @@ void plan_direct(Call& c) {
   if (c.rows.block == 1) c.map_rows = least(c.map_rows, most(rows_fit, 64));
   choose_slab(c, c.map_rows, c.map_columns);
   // With one chain of weights nothing is gained by computing many rows before they are pooled.
-  const bool one_chain = c.algorithm == Algorithm::kDirectPixels || chain_channels(c) == c.Cg;
   c.chunk_rows =
       one_chain ? least(c.map_rows, up_to(most(1, kPoolBytes / map_row), c.pool_stride[0])) : c.map_rows;
   // Small images: several a task, which then share each chunk of weights while it is in the cache.
@@ -145,11 +175,20 @@ void plan_direct(Call& c) {
     const int64_t fit = least(kMapBytes / (c.map_rows * map_row), kSlabBytes / slab);
     c.images = cut_evenly(c.N, clamped(fit, 1, most(1, c.N / (c.threads * kTasksPerThread))));
   }
-  c.weight_units = c.algorithm == Algorithm::kDirect ? c.blocks * c.Cg : c.K;
-  c.weight_bytes = size * (c.algorithm == Algorithm::kDirect ? c.blocks * kBlock<T> : c.K) * c.Cg * taps;
   Scratch count{nullptr, 0};
   direct_scratch<T>(c, count);
   c.scratch_bytes = count.used;
+}
+
+template <class T>
+void plan_direct(Call& c) {
+  const int64_t taps = c.kernel[0] * c.kernel[1], chain = chain_channels(c, c.Cg);
+  const bool pixels = c.algorithm == Algorithm::kDirectPixels;
+  c.planes = c.C;
+  c.chain_offsets = chain * taps;
+  c.weight_units = pixels ? c.K : c.blocks * c.Cg;
+  c.weight_bytes = static_cast<int64_t>(sizeof(T)) * (pixels ? c.K : c.blocks * kBlock<T>)*c.Cg * taps;
+  plan_slabs<T>(c, pixels || chain == c.Cg);
 }
 
 }  // namespace

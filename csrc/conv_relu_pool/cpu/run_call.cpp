@@ -7,8 +7,15 @@
 namespace zb::conv_relu_pool::cpu {
 
 const Kernels& kernels_here() {
+#if defined(ZB_AVX512_BF16)
+  if (cpu_capability() == Capability::kAvx512Bf16) return kAvx512Bf16Kernels;
+#endif
+  return general_kernels_here();
+}
+
+const Kernels& general_kernels_here() {
 #if defined(__x86_64__)
-  if (cpu_capability() == Capability::kAvx512) return kAvx512Kernels;
+  if (cpu_capability() >= Capability::kAvx512) return kAvx512Kernels;
   if (cpu_capability() == Capability::kAvx2) return kAvx2Kernels;
 #endif
   return kPortableKernels;
@@ -27,10 +34,11 @@ Element element_of(ScalarType dtype) {
   }
 }
 
-void run_call(const Kernels& kernels, Call& call, const Tensor* kept) {
+void run_call(const Kernels& kernels, Call& call, bool keep_weights) {
   thread_local Arena weights;
   thread_local Arena scratch;
-  const PackedWeights packed = kept ? find_packed_weights(kernels, *kept, call) : nullptr;
+  const PackedWeights packed =
+      keep_weights && call.algorithm != Algorithm::kFewPixels ? find_packed_weights(kernels, call) : nullptr;
   if (!packed) {
     call.packed_weight = weights.get(call.weight_bytes);
     pack_weights(kernels, call);

@@ -310,7 +310,7 @@ void direct_tile(const Call& c, int64_t image, int64_t first, int64_t channels, 
                  float* to, int64_t row_pitch) {
   constexpr int64_t n = Float::n,
                     kMostReach = 16;  // rows seen of the input: twice the points, with a stride of 2
-  const int64_t chain = chain_channels(c), taps = c.kernel[0] * c.kernel[1];
+  const int64_t chain = chain_channels(c, c.Cg), taps = c.kernel[0] * c.kernel[1];
   const int64_t rows = (SIDE - 1) * c.stride[0] + c.kernel[0],
                 columns = (SIDE - 1) * c.stride[1] + c.kernel[1];
   const int64_t down = top * c.stride[0] - c.padding[0], right = left * c.stride[1] - c.padding[1];

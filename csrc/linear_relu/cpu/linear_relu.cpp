@@ -21,7 +21,7 @@ constexpr int64_t kLeastRows = 256;                // fewer, and the product pay
 
 decltype(&portable::activate_row) activation() {
 #if defined(__x86_64__)
-  if (cpu_capability() == Capability::kAvx512) return avx512::activate_row;
+  if (cpu_capability() >= Capability::kAvx512) return avx512::activate_row;
   if (cpu_capability() == Capability::kAvx2) return avx2::activate_row;
 #endif
   return portable::activate_row;

@@ -12,7 +12,7 @@ namespace zb::nap {
 
 constexpr int64_t kTileWords = 512;       // of a row at a time: a tile of 128 or 256 KiB at most
 constexpr int64_t kQueryBytes = 1 << 17;  // of packed queries that go past a tile: what is left of the cache
-constexpr int64_t kFewQueries = 6;        // that are not worth laying rows out as tiles
+constexpr int64_t kFewQueries = 2;        // that are not worth laying rows out as tiles
 
 // Signatures whose rows lie dense in memory.
 struct Signatures {

@@ -32,7 +32,7 @@ struct DistanceLoops {
 
 inline RowLoops row_loops() {
 #if defined(__x86_64__)
-  if (cpu_capability() == Capability::kAvx512) {
+  if (cpu_capability() >= Capability::kAvx512) {
     return {avx512::pack_row, avx512::unpack_row, avx512::hash_rows};
   }
   if (cpu_capability() == Capability::kAvx2) return {avx2::pack_row, avx2::unpack_row, avx2::hash_rows};
@@ -46,7 +46,7 @@ inline FrequencyLoops frequency_loops() {
     set::group_rows, set::state_bytes, set::count_group, set::flush \
   }
 #if defined(__x86_64__)
-  if (cpu_capability() == Capability::kAvx512) return ZB_LOOPS(avx512);
+  if (cpu_capability() >= Capability::kAvx512) return ZB_LOOPS(avx512);
   if (cpu_capability() == Capability::kAvx2) return ZB_LOOPS(avx2);
 #endif
   return ZB_LOOPS(portable);
@@ -61,7 +61,7 @@ inline DistanceLoops distance_loops() {
   }
 #if defined(__x86_64__)
   if (has_vpopcntdq()) return ZB_LOOPS(vpopcntdq, "avx512 vpopcntdq");
-  if (cpu_capability() == Capability::kAvx512) return ZB_LOOPS(avx512, "avx512");
+  if (cpu_capability() >= Capability::kAvx512) return ZB_LOOPS(avx512, "avx512");
   if (cpu_capability() == Capability::kAvx2) return ZB_LOOPS(avx2, "avx2");
 #endif
   return ZB_LOOPS(portable, "portable");
@@ -70,7 +70,7 @@ inline DistanceLoops distance_loops() {
 
 // Remembers the kernel "<op> <set>" for last_kernel().
 #define ZB_NAP_NOTE(op)                                              \
-  note_kernel(cpu_capability() == Capability::kAvx512 ? op " avx512" \
+  note_kernel(cpu_capability() >= Capability::kAvx512 ? op " avx512" \
               : cpu_capability() == Capability::kAvx2 ? op " avx2"   \
                                                       : op " portable")
 

@@ -11,8 +11,8 @@
 // Nothing depends on the hash or on the number of threads: a first row is the least row of equal words.
 //
 // Measured on 1,000,000 x 512 bits, ms of processor time on one thread (EPYC, Zen 4, AVX-512, a busy
-// machine):
-//   all distinct 58, 50,000 kinds 48, 100 kinds 48; 80,640 rows of one hash, by sorting, 186 of wall time
+// machine): all distinct 33.7 (polars' group_by 325, pandas' 687, numpy.unique 2539), 50,000 kinds 55.4
+// (245, 524, 2548). 80,640 rows of one hash, which are sorted: 186 of wall time.
 #include <cstring>
 #include <memory>
 #include <vector>

@@ -1,0 +1,47 @@
+#include "conv_relu_pool/cpu/small_calls.h"
+
+#include <cstring>
+#include <exception>
+
+#include "common/cpu_capability.h"
+#include "common/parallel.h"
+#include "conv_relu_pool/cpu/run_call.h"
+
+namespace zb::conv_relu_pool::cpu {
+namespace {
+
+thread_local void* wanted = nullptr;
+
+}  // namespace
+
+void keep_call(const Call& call) {
+  if (wanted) std::memcpy(wanted, &call, sizeof(call));
+  wanted = nullptr;
+}
+
+}  // namespace zb::conv_relu_pool::cpu
+
+#define ZB_EXPORT extern "C" __attribute__((visibility("default")))
+
+ZB_EXPORT int64_t zb_cpu_call_bytes() { return sizeof(zb::conv_relu_pool::cpu::Call); }
+
+// This thread's next forward pass leaves its description in `to`, of zb_cpu_call_bytes(); null takes that
+// back.
+ZB_EXPORT void zb_cpu_keep_next_call(void* to) { zb::conv_relu_pool::cpu::wanted = to; }
+
+// Runs a kept call of pool(act(conv)) alone (no code, no signature) on other tensors of the same layout.
+// Returns 0 where it could not: then nothing but `y` was written.
+ZB_EXPORT int zb_cpu_run_kept_call(const void* kept, const void* x, const void* weight, void* y) {
+  using namespace zb::conv_relu_pool::cpu;
+  Call call;
+  std::memcpy(&call, kept, sizeof(call));
+  call.x = x, call.weight = weight, call.y = y;
+  call.highest = zb::highest_precision();
+  call.threads = zb::thread_count();
+  try {
+    run_forward(call);
+  } catch (const std::exception&) {
+    return 0;  // out of memory: the op itself says so
+  }
+  return 1;
+}

@@ -1,0 +1,210 @@
+"""One unit of an experiment's work: a network, trained and measured in a folder of its own, ``units/<name>``.
+
+Units are trained, cut off, resumed and kept independently of each other; several processes may work on different
+units of one run. A finished unit's folder holds ``settings.json``, ``model.safetensors`` and ``result.json``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from zbkernels.data import Dataset
+from zbkernels.experiments.base import ExperimentError, RunContext
+from zbkernels.experiments.progress import duration
+from zbkernels.files import read_json, replacing, write_json
+from zbkernels.train import Epoch, TrainConfig, train
+
+WITH_BIAS, WITHOUT_BIAS = "with-bias", "without-bias"
+VARIANTS = (WITH_BIAS, WITHOUT_BIAS)
+BIASES = "uniform in ±1/√fan_in"  # how zbkernels.models.initialise starts them
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One network of a run.
+
+    Attributes:
+        name: of its folder under ``units``; each unit of a run has another.
+        label: what progress calls it.
+        settings: what its result depends on besides the data, the device and ``config``. A folder whose unit
+            has other settings is refused.
+        new_model: makes the untrained network, on the CPU.
+        measure: (trained network, history) -> the unit's result (JSON-able), which is kept.
+        watch: (network, epochs it was trained for) -> what is to be kept of it on the way (JSON-able). The
+            list of these is the result's ``watched``.
+        watch_after: the epochs after which ``watch`` is called; 0: before the first.
+    """
+
+    name: str
+    label: str
+    settings: dict[str, Any]
+    config: TrainConfig
+    new_model: Callable[[], nn.Module]
+    measure: Callable[[nn.Module, list[Epoch]], dict[str, Any]]
+    watch: Callable[[nn.Module, int], dict[str, Any]] | None = None
+    watch_after: tuple[int, ...] = ()
+
+
+def expect(context: RunContext, data: Dataset, config: TrainConfig) -> None:
+    """Tell the progress of a unit still to come; :func:`train_unit` takes off what an earlier run has done."""
+    context.progress.expect(_batches(data, config) * config.epochs)
+
+
+def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]:
+    """Train a network and measure it, or take what an earlier run left of it; returns the unit's result.
+
+    Args:
+        data: on the run's device.
+
+    Raises:
+        ExperimentError: the folder holds a unit with other settings, or another process is working on it.
+        CheckpointError, TrainingError: as :func:`zbkernels.train.train`.
+    """
+    folder = context.folder / "units" / unit.name
+    config, progress = unit.config, context.progress
+    settings = {
+        **unit.settings,
+        "device": context.device.type,
+        "data": {"title": data.title, "crc32": _crc32(data)},
+        **asdict(config),
+    }
+    with locked(folder):
+        if context.force:
+            _empty(folder)
+        _check_same(folder / "settings.json", settings)
+        if (folder / "result.json").exists():
+            progress.expect(-_batches(data, config) * config.epochs)
+            return read_json(folder / "result.json")
+        write_json(folder / "settings.json", settings)
+
+        model = unit.new_model()
+        model.to(context.device)
+        progress.describe(unit.label)
+        skipped = _epochs_done(folder)
+        progress.expect(-_batches(data, config) * skipped)
+        if skipped:
+            progress.say(f"{unit.label}: going on after epoch {skipped}")
+
+        reported = skipped
+
+        def epoch_done(epoch: Epoch) -> None:
+            nonlocal reported
+            if epoch.epoch > reported:
+                reported = epoch.epoch
+                progress.epoch_done(
+                    f"{unit.label}: epoch {epoch.epoch}/{config.epochs}, test loss {epoch.test_loss:.3f}, "
+                    f"accuracy {epoch.test_accuracy:.2f} %, {duration(epoch.seconds)}"
+                )
+
+        def train_up_to(epochs: int) -> list[Epoch]:
+            return train(
+                model,
+                data,
+                replace(config, epochs=epochs),
+                folder=folder,
+                on_batch=progress.batch_done,
+                on_epoch=epoch_done,
+                say=progress.say,
+            )
+
+        watched = _watch(unit, folder, model, train_up_to)
+        history = train_up_to(config.epochs)
+        result = unit.measure(model, history)
+        if unit.watch is not None:
+            result["watched"] = watched
+        _save_model(folder / "model.safetensors", model)
+        write_json(folder / "result.json", result)
+        for leftover in (*folder.glob("epoch-*.safetensors"), folder / "checkpoint.json"):
+            leftover.unlink(missing_ok=True)  # the trained model is kept, the optimizer's state is not
+        return result
+
+
+def _watch(
+    unit: Unit, folder: Path, model: nn.Module, train_up_to: Callable[[int], list[Epoch]]
+) -> list[dict[str, Any]]:
+    """What ``unit.watch`` saw, in order. Each is kept before training goes on: a run cut off misses none."""
+    if unit.watch is None:
+        return []
+    seen = []
+    for epochs in sorted(unit.watch_after):
+        kept = folder / f"watched-{epochs:04d}.json"
+        if not kept.exists():
+            train_up_to(epochs)
+            write_json(kept, {"epoch": epochs, **unit.watch(model, epochs)})
+        seen.append(read_json(kept))
+    return seen
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold ``folder/lock``; the lock goes with the process, however that ends.
+
+    Raises:
+        ExperimentError: another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ExperimentError(
+                f"{folder}: another process is working on this unit; wait for it to end"
+            ) from error
+        yield
+
+
+def _batches(data: Dataset, config: TrainConfig) -> int:
+    return -(-len(data.train) // config.batch_size)
+
+
+def _epochs_done(folder: Path) -> int:
+    path = folder / "checkpoint.json"
+    return len(read_json(path)["meta"]["history"]) if path.exists() else 0
+
+
+def _check_same(path: Path, settings: dict[str, Any]) -> None:
+    """Refuse to mix the work of two configurations in one folder."""
+    if not path.exists():
+        return
+    before = read_json(path)
+    differing = [key for key in settings if before.get(key) != settings[key]]
+    if differing:
+        said = "; ".join(f"{key}: {before.get(key)} there, {settings[key]} asked for" for key in differing)
+        raise ExperimentError(
+            f"{path.parent} holds a run with other settings ({said}). Use another --out, or --force"
+        )
+
+
+def _crc32(data: Dataset) -> str:
+    value = 0
+    for split in (data.train, data.test):
+        for tensor in (split.images, split.labels):
+            value = zlib.crc32(tensor.cpu().contiguous().numpy().data, value)
+    return f"{value:08x}"
+
+
+def _save_model(path: Path, model: nn.Module) -> None:
+    from safetensors.torch import save_file
+
+    with replacing(path) as temporary:
+        save_file({name: value.cpu().contiguous() for name, value in model.state_dict().items()}, temporary)
+
+
+def _empty(folder: Path) -> None:
+    """Delete a unit's files but the lock that is held."""
+    for entry in folder.iterdir():
+        if entry.name == "lock":
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

@@ -1,0 +1,158 @@
+"""What each layer of a network adds to a signature: which units, in which code, at which words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from zbkernels.nap.unit_calls import geometry
+from zbkernels.nap.units import Call, Site
+from zbkernels.nap.winners import window_positions
+from zbkernels.ops import nap_unpack
+from zbkernels.ops.nap_pack import words_for
+
+UNITS = ("relu", "output", "winner")
+
+
+class RecordingError(ValueError):
+    """A pattern cannot be recorded, or a recording not used; the message says what was met and what to do."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The part of a signature that one unit site gives.
+
+    Attributes:
+        name: the site's.
+        kind: the site's, such as ``relu`` or ``conv_relu_pool``.
+        coding: ``"relu"``: a bit for each pre-activation, value > 0. ``"output"``: a bit for each pooled output.
+            ``"winner"``: for each pooled output 0 or 1 + the winner's position in its window.
+        shape: of one example's units.
+        unit_bits: bits of each unit.
+        start: the word of a signature at which the layer starts.
+    """
+
+    name: str
+    kind: str
+    coding: str
+    shape: tuple[int, ...]
+    unit_bits: int
+    start: int = 0
+
+    @property
+    def units(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bits(self) -> int:
+        return self.units * self.unit_bits
+
+    @property
+    def words(self) -> int:
+        return words_for(self.bits)
+
+    def of(self, signatures: torch.Tensor) -> torch.Tensor:
+        """This layer's words, int64 [N, words]: a view of signatures [N, all words]."""
+        return signatures[:, self.start : self.start + self.words]
+
+    def decode(self, signatures: torch.Tensor) -> torch.Tensor:
+        """bool [N, *shape], or int64 [N, *shape] of winner codes, from signatures [N, all words]."""
+        on = nap_unpack(self.of(signatures).contiguous(), self.bits)
+        if self.coding != "winner":
+            return on.unflatten(1, self.shape)
+        weights = 1 << torch.arange(self.unit_bits, device=on.device)
+        return (on.unflatten(1, (*self.shape, self.unit_bits)) * weights).sum(-1)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "shape": list(self.shape), "bits": self.bits, "words": self.words}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Layer:
+        name, kind, coding, unit_bits, start = (
+            value[k] for k in ("name", "kind", "coding", "unit_bits", "start")
+        )
+        return Layer(name, kind, coding, tuple(value["shape"]), unit_bits, start)
+
+
+def path_of(name: str) -> str:
+    """The module's path in a site's name."""
+    return name.partition("#")[0]
+
+
+def is_rectifier(call: Call) -> bool:
+    """Whether what the call returns is a ReLU's output itself, so that a window of zeros means that all are off."""
+    if call.kind == "conv_relu_pool":
+        return call.args["pool"] == "none" and call.args["negative_slope"] == 0
+    return call.kind == "relu" or (call.kind == "linear_relu" and call.args["negative_slope"] == 0)
+
+
+def layers_of(
+    calls: Sequence[tuple[Site, Call]], only_pooled: Iterable[str], units: str
+) -> tuple[list[Layer], dict[str, str]]:
+    """The layers that a forward pass gives a signature of ``units``, and max pool -> the ReLU that it stands for.
+
+    A plain ReLU whose output goes to max pools alone is coded with the pool, as the fused layer codes both: the
+    pattern needs the winner's bit only.
+    """
+    rectifiers = {site.name for site, call in calls if is_rectifier(call)}
+    absorbed = rectifiers & set(only_pooled) if units != "relu" else set()
+    stands_for = {
+        site.name: call.source.name
+        for site, call in calls
+        if call.source is not None and call.source.name in absorbed
+    }
+    layers = [
+        _layer(site, call, units, site.name in stands_for)
+        for site, call in calls
+        if site.name not in absorbed
+    ]
+    return [layer for layer in layers if layer is not None], stands_for
+
+
+def _layer(site: Site, call: Call, units: str, stands_for_relu: bool) -> Layer | None:
+    if site.kind == "max_pool":
+        if units == "winner":
+            return Layer(site.name, site.kind, "winner", site.shape, window_positions(call.args).bit_length())
+        return Layer(site.name, site.kind, "output", site.shape, 1) if stands_for_relu else None
+    if site.kind != "conv_relu_pool" or call.args["pool"] == "none":
+        return Layer(site.name, site.kind, "relu", site.shape, 1)
+    g = geometry(call.args)
+    if units == "winner" and g.pool == "max":
+        return Layer(site.name, site.kind, "winner", site.shape, g.unit_bits("winner"))
+    if units == "output":
+        return Layer(site.name, site.kind, "output", site.shape, 1)
+    return Layer(
+        site.name, site.kind, "relu", (site.shape[0], *g.map_size(call.args["x"], call.args["weight"])), 1
+    )
+
+
+def named(layer: Layer, pattern: str) -> bool:
+    """Whether a name, or a shell pattern, is the layer's."""
+    return layer.name == pattern or fnmatchcase(layer.name, pattern)
+
+
+def choose(layers: Sequence[Layer], wanted: Sequence[str] | None) -> tuple[Layer, ...]:
+    """The layers whose names are wanted (``*``, ``?`` and ``[…]`` as in a shell), each at its first word.
+
+    Raises:
+        RecordingError: there are none, or a wanted name is none of theirs.
+    """
+    names = [layer.name for layer in layers]
+    if not layers:
+        raise RecordingError("record: the model met no ReLU, leaky ReLU or max pool, so it has no pattern")
+    for pattern in wanted or ():
+        if not any(named(layer, pattern) for layer in layers):
+            raise RecordingError(f"record: layers: {pattern!r} is none of the model's: {', '.join(names)}")
+    start, chosen = 0, []
+    for layer in layers:
+        if wanted is None or any(named(layer, pattern) for pattern in wanted):
+            chosen.append(replace(layer, start=start))
+            start += layer.words
+    if start == 0:
+        raise RecordingError("record: layers: expected at least one layer with units, got none")
+    return tuple(chosen)

@@ -1,0 +1,240 @@
+"""Models and images that the command line names: where they lie, and what is wrong where they can't be used."""
+
+from __future__ import annotations
+
+import importlib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from zbkernels import data as image_sets
+from zbkernels.files import read_json
+from zbkernels.models import ARCHITECTURES, Architecture, build
+
+MODELS = (
+    "a trained network's folder (OUT/RUN/units/NAME), a .safetensors file with --architecture, a .pt2 file of "
+    "torch.export.save, or module:function"
+)
+IMAGES = "mnist, fashion-mnist or digits, with :train or :test, a .npy or .npz file, or a .png or .jpg"
+
+
+class NapError(Exception):
+    """A command of ``zb nap`` cannot do what it was asked; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images [N, C, H, W] float32, labels int64 [N] or None, and how to speak of them."""
+
+    title: str
+    images: torch.Tensor
+    labels: torch.Tensor | None
+
+    def __len__(self) -> int:
+        return self.images.shape[0]
+
+    def rows(self, rows: list[int]) -> torch.Tensor:
+        """The images of these rows.
+
+        Raises:
+            NapError: there is no such row.
+        """
+        if rows and max(rows) >= len(self):
+            raise NapError(f"{self.title}: no image {max(rows)}; there are {len(self):,}, counted from 0")
+        return self.images[rows]
+
+    def first(self, count: int | None) -> Images:
+        if count is None or count >= len(self):
+            return self
+        return Images(self.title, self.images[:count], None if self.labels is None else self.labels[:count])
+
+
+def load_images(source: str, root: Path | None) -> Images:
+    """The images that ``source`` names.
+
+    Raises:
+        NapError: it names none, or the file is of another form.
+        DataError: an image set is missing or broken.
+    """
+    name, _, split = source.partition(":")
+    if name in image_sets.DATASETS:
+        if split not in ("", "train", "test"):
+            raise NapError(f"{source}: expected {name}:train or {name}:test")
+        data = image_sets.load(name, root)
+        part = data.train if split == "train" else data.test
+        return Images(f"{data.title}, {split or 'test'} images", part.images, part.labels)
+    path = Path(source)
+    if not path.is_file():
+        raise NapError(f"{source}: expected {IMAGES}; there is no such file")
+    if path.suffix in (".npy", ".npz"):
+        return _from_numpy(path)
+    if path.suffix.lower() in (".png", ".jpg", ".jpeg"):
+        return _from_picture(path)
+    raise NapError(f"{source}: expected {IMAGES}")
+
+
+def _from_numpy(path: Path) -> Images:
+    try:
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            arrays = {"images": content} if isinstance(content, np.ndarray) else dict(content)
+    except (OSError, ValueError, EOFError) as error:
+        raise NapError(f"{path}: cannot be read as arrays ({error})") from error
+    images, labels = arrays.get("images"), arrays.get("labels")
+    if images is None:
+        raise NapError(
+            f"{path}: expected an array 'images' (and 'labels'), got {', '.join(arrays) or 'none'}"
+        )
+    if images.ndim == 3:
+        images = images[:, None]
+    if images.ndim != 4 or not len(images) or images.dtype.kind not in "fu":
+        raise NapError(
+            f"{path}: expected images [N, C, H, W] or [N, H, W], floating or unsigned bytes, got {images.dtype} "
+            f"{list(images.shape)}"
+        )
+    if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
+        raise NapError(
+            f"{path}: expected labels to be integers [{len(images)}], got {labels.dtype} {list(labels.shape)}"
+        )
+    scale = 255 if images.dtype == np.uint8 else 1
+    x = torch.from_numpy(images.astype(np.float32) / np.float32(scale))
+    return Images(str(path), x, None if labels is None else torch.from_numpy(labels.astype(np.int64)))
+
+
+def _from_picture(path: Path) -> Images:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("L" if opened.mode in ("1", "L", "I", "I;16", "LA") else "RGB")
+    except (OSError, UnidentifiedImageError) as error:
+        raise NapError(f"{path}: cannot be read as a picture ({error})") from error
+    pixels = torch.from_numpy(np.array(picture)).float().div_(255)  # [H, W] or [H, W, C]
+    return Images(
+        str(path), (pixels if pixels.dim() == 3 else pixels.unsqueeze(2)).permute(2, 0, 1)[None], None
+    )
+
+
+def load_model(source: str, images: Images, architecture: str | None, device: torch.device) -> nn.Module:
+    """The network that ``source`` names, for images of that shape, in evaluation mode on ``device``.
+
+    Raises:
+        NapError: it names none, or it does not fit the architecture or the images.
+    """
+    path = Path(source)
+    if path.suffix == ".pt2" and path.is_file():
+        model = _exported(path)
+    elif not path.exists() and ":" in source:
+        model = _made_by(source)
+    else:
+        model = _trained(path, images, architecture)
+    return model.to(device)
+
+
+def _exported(path: Path) -> nn.Module:
+    if not zipfile.is_zipfile(path):
+        raise NapError(f"{path}: cannot be read as an exported program (it is no archive)")
+    try:
+        return torch.export.load(path).module()
+    except Exception as error:  # whatever part of the archive is broken
+        raise NapError(f"{path}: cannot be read as an exported program ({error})") from error
+
+
+def _made_by(source: str) -> nn.Module:
+    name, _, function = source.partition(":")
+    try:
+        made: Any = getattr(importlib.import_module(name), function)
+    except (ImportError, AttributeError) as error:
+        raise NapError(f"{source}: expected {MODELS}, got no such function ({error})") from error
+    model = made() if not isinstance(made, nn.Module) and callable(made) else made
+    if not isinstance(model, nn.Module):
+        raise NapError(f"{source}: expected it to give an nn.Module, got {type(model).__name__}")
+    return model.eval()
+
+
+def _trained(path: Path, images: Images, wanted: str | None) -> nn.Module:
+    state, settings = _state(path)
+    row = _architecture(path, settings, wanted)
+    biased = any(name.endswith(".bias") for name in state)
+    fused = not biased and settings.get("form", "fused") == "fused"
+    classes = state["classifier.weight"].shape[0] if "classifier.weight" in state else 0
+    shape = tuple(images.images.shape[1:])
+    try:
+        model = build(row, shape, classes or 1, bias=biased, fused=fused)  # type: ignore[arg-type]
+        model.load_state_dict(state)
+    except (RuntimeError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise NapError(
+            f"{path}: the weights don't fit {row.name} for images of shape {list(shape)} ({lines[-1]}); choose the "
+            "images it was trained on, or another --architecture"
+        ) from error
+    return model.eval()
+
+
+def _state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """(weights by name, what settings.json says of them)."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from zbkernels import checkpoint
+
+    folder = path if path.is_dir() else path.parent
+    file = path / "model.safetensors" if path.is_dir() else path
+    settings = read_json(folder / "settings.json") if (folder / "settings.json").is_file() else {}
+    if path.is_dir() and not file.is_file():
+        found = checkpoint.load(folder)
+        if found is not None:  # training was cut off, or is going on
+            tensors = {
+                k.removeprefix("model."): v for k, v in found.tensors.items() if k.startswith("model.")
+            }
+            return tensors, settings
+        units = sorted(str(each.parent) for each in path.glob("**/model.safetensors"))
+        hint = f"; there are {', '.join(units[:4])}" if units else ""
+        raise NapError(f"{path}: no model.safetensors is there{hint}")
+    if not file.is_file() or file.suffix != ".safetensors":
+        mend = "; write safetensors.torch.save_file(model.state_dict(), …), a pickle could run code"
+        raise NapError(f"{path}: expected {MODELS}{mend if file.suffix in ('.pt', '.pth', '.bin') else ''}")
+    try:
+        return load_file(file), settings
+    except (OSError, ValueError, SafetensorError) as error:
+        raise NapError(f"{file}: cannot be read ({error})") from error
+
+
+def _architecture(path: Path, settings: dict[str, Any], wanted: str | None) -> Architecture:
+    known = ", ".join(ARCHITECTURES)
+    if wanted is not None:
+        if wanted not in ARCHITECTURES:
+            raise NapError(f"--architecture: expected one of {known}, got {wanted!r}")
+        return ARCHITECTURES[wanted]
+    if "architecture" not in settings:
+        raise NapError(
+            f"{path}: no settings.json says what network it is; pass --architecture, one of {known}"
+        )
+    for row in ARCHITECTURES.values():
+        if str(row) == settings["architecture"]:
+            return row
+    raise NapError(f"{path}: no network of this version is {settings['architecture']!r}; known: {known}")
+
+
+def picked(text: str) -> list[int]:
+    """``0,5,7-9`` -> [0, 5, 7, 8, 9].
+
+    Raises:
+        NapError: it is something else.
+    """
+    rows: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.strip().partition("-")
+            span = range(int(first), int(last or first) + 1) if dash else [int(first)]
+            if not span or min(span) < 0:
+                raise ValueError
+            rows += span
+    except ValueError as error:
+        raise NapError(f"--pick: expected image numbers such as 0,5,7-9, got {text!r}") from error
+    return rows
