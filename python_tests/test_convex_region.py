@@ -23,6 +23,7 @@ from zbkernels.experiments.combinations import (
     read_patterns,
     try_sets,
 )
+from zbkernels.experiments.pictures import encode
 from zbkernels.experiments.pooled_pairs import counterexample, find_broken_pair, pooled_pairs
 from zbkernels.experiments.progress import Progress
 from zbkernels.models import Architecture, Linear, build
@@ -254,7 +255,7 @@ def test_the_figure_shows_what_there_is(metrics: dict[str, Any], tmp_path: Path)
         unit.pop("shown", None)
         if unit["pools"]:
             unit["searched"]["worst"] = {
-                "pair": [[0] * 64, [255] * 64],
+                "pair": [encode(torch.zeros(1, 8, 8)), encode(torch.ones(1, 8, 8))],
                 "shape": [1, 8, 8],
                 "classes": [1] * 20 + [2] * 45,
             }

@@ -479,3 +479,9 @@ def test_strips_show_many_predictions_and_labels() -> None:
     assert chosen[:3] == [[0, 1], [4, 5], [6, 7]]  # three predictions first
     assert chosen[3] == [2, 3]  # then labels not yet shown
     assert len(chosen) == interpolation_strips.STRIPS
+
+
+def test_the_kept_results_make_the_kept_table() -> None:
+    folder = Path(__file__).parents[1] / "docs/results/interpolation"
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert interpolation_report.table(metrics) == (folder / "table.md").read_text()

@@ -278,3 +278,9 @@ def test_the_papers_preset_reaches_every_accuracy_it_speaks_of() -> None:
     papers = preset.trainings[0]
     assert (papers.optimizer, papers.lr, papers.batch_size, papers.epochs) == ("adadelta", 0.01, 512, 20)
     assert (30,) in preset.hidden and len(preset.seeds) == 3
+
+
+def test_the_kept_results_make_the_kept_table() -> None:
+    folder = Path(__file__).parents[1] / "docs/results/nap-tradeoff"
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert nap_tradeoff_report.table(metrics) == (folder / "table.md").read_text()

@@ -139,12 +139,14 @@ def _certified(model: nn.Module, vertices: Tensor) -> Region | None:
 
 
 def _covers(region: Region | None, kind: str, dtype: torch.dtype) -> bool:
-    """Whether a certificate promises that combinations of this kind, computed in ``dtype``, keep pattern and class."""
+    """Whether a certificate promises that combinations of this kind, computed in ``dtype``, keep "
+    "pattern and class."""
     if region is None or (region.kind == "hull" and kind != "convex"):
         return False
     margin = region.margins[dtype]
-    least, most = (10.0**power for power in KINDS[kind])
-    return margin.holds and margin.scales[0] <= least and most <= margin.scales[1]
+    least, most = margin.scales
+    low, high = (10.0**power for power in KINDS[kind])
+    return margin.holds and least <= low and high <= most
 
 
 def _members(groups: Groups, which: int, count: int, generator: torch.Generator) -> Tensor:

@@ -20,13 +20,15 @@ from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.combinations import (
     DTYPES,
     KINDS,
+    Groups,
     draw_sets,
     draw_weights,
     group,
     read_patterns,
     try_sets,
 )
-from zbkernels.experiments.pooled_pairs import as_bytes, counterexample, find_broken_pair, pooled_pairs
+from zbkernels.experiments.pictures import encode
+from zbkernels.experiments.pooled_pairs import counterexample, find_broken_pair, pooled_pairs
 from zbkernels.experiments.units import BIASES, VARIANTS, WITH_BIAS, WITHOUT_BIAS, Unit, expect, train_unit
 from zbkernels.models import Architecture, Linear, build
 from zbkernels.train import Epoch, TrainConfig
@@ -112,7 +114,7 @@ def _fully_connected(
     architecture = Architecture("fcn-" + "-".join(map(str, hidden)), tuple(Linear(size) for size in hidden))
     bias = variant == WITH_BIAS
     fused = not bias and context.settings.form == "fused"
-    show = not bias and seed == context.settings.seeds[0]
+    show = not bias and seed == context.settings.seeds[0] and hidden == max(plan.hidden, key=sum)
 
     def new_model() -> nn.Sequential:
         return build(architecture, data.image_shape, len(data.classes), bias=bias, fused=fused, seed=seed)
@@ -122,7 +124,7 @@ def _fully_connected(
         tried, groups = _try(model, images, "relu", plan, seed)
         result = {**facts, "accuracy": history[-1].test_accuracy, "tried": [tried]}
         if show:
-            result["shown"] = _shown(model, images, groups, seed)
+            result["shown"] = _shown(model, images, data.train.labels.to(context.device), groups, seed)
         return result
 
     facts = {"network": str(architecture), "pools": False, "variant": variant, "seed": seed}
@@ -198,7 +200,9 @@ def _drawn(context: RunContext, sectors: Dataset, variant: str) -> Unit:
     )
 
 
-def _try(model: nn.Module, images: Tensor, units: str, plan: Plan, seed: int) -> tuple[dict[str, Any], Any]:
+def _try(
+    model: nn.Module, images: Tensor, units: str, plan: Plan, seed: int
+) -> tuple[dict[str, Any], Groups]:
     """Group the images by a pattern and try sets of each size out of the groups."""
     groups = group(*read_patterns(model, images, units))
     random = torch.Generator().manual_seed(seed)
@@ -217,19 +221,23 @@ def _try(model: nn.Module, images: Tensor, units: str, plan: Plan, seed: int) ->
     return tried, groups
 
 
-def _shown(model: nn.Module, images: Tensor, groups: Any, seed: int) -> dict[str, Any] | None:
-    """A set and some of its conic combinations, for the figure; None where no group is large enough."""
+def _shown(
+    model: nn.Module, images: Tensor, labels: Tensor, groups: Groups, seed: int
+) -> dict[str, Any] | None:
+    """A set and some points of its hull, for the figure: if it can be one of a single label; None where no group is
+    large enough."""
     random = torch.Generator().manual_seed(seed)
-    sets = draw_sets(groups, SHOWN_VERTICES, 1, random)
+    sets = draw_sets(groups, SHOWN_VERTICES, 50, random)
     if not len(sets):
         return None
-    vertices = images[sets[0]]
+    alike = (labels[sets] == labels[sets[:, :1]]).all(1)
+    vertices = images[sets[int(alike.int().argmax())]]
     weights = draw_weights("convex", SHOWN_COMBINATIONS, SHOWN_VERTICES, random)
     with torch.inference_mode():
         mixed = (weights.to(vertices) @ vertices.flatten(1)).view(-1, *vertices.shape[1:])
         classes = [model(batch).argmax(1).tolist() for batch in (vertices, mixed)]
     return {
-        "vertices": [as_bytes(image) for image in vertices],
+        "vertices": [encode(image) for image in vertices],
         "shape": list(vertices.shape[1:]),
         "weights": [[round(weight, 4) for weight in row] for row in weights.tolist()],
         "classes": classes,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from zbkernels.experiments.convex_region_claims import total, tried
+from zbkernels.experiments.pictures import decode
 from zbkernels.experiments.plane_drawing import INK, draw_plane
 
 _BARS = {"convex": "#1f6f8b", "conic": "#c2571a"}
@@ -101,7 +102,7 @@ def _draw_set(axes: Any, metrics: dict[str, Any]) -> None:
     if network is None:
         return
     shown = network["shown"]
-    vertices = np.array(shown["vertices"], dtype=float)
+    vertices = np.stack([decode(text, shown["shape"]).flatten().numpy() for text in shown["vertices"]])
     mixed = np.array(shown["weights"]) @ vertices
     classes = shown["classes"]
     _strip(axes, [*vertices, None, *mixed], shown["shape"], [*classes[0], None, *classes[1]], classes[0][0])
@@ -121,7 +122,7 @@ def _draw_pair(axes: Any, metrics: dict[str, Any]) -> None:
     if network is None:
         return
     worst = network["searched"]["worst"]
-    one, other = np.array(worst["pair"], dtype=float)
+    one, other = (decode(text, worst["shape"]).flatten().numpy() for text in worst["pair"])
     positions = np.linspace(0, len(worst["classes"]) - 1, _SHOWN).round().astype(int)
     shares = positions / (len(worst["classes"]) - 1)
     images = [(1 - share) * one + share * other for share in shares]
@@ -144,7 +145,7 @@ def _strip(axes: Any, images: list[Any], shape: list[int], classes: list[Any], e
             continue
         pixels = image.reshape(shape)[0]
         axes.imshow(
-            pixels, cmap="gray_r", vmin=0, vmax=255, extent=(at + 0.04, at + 0.96, 0.04, 0.96), interpolation="nearest"
+            pixels, cmap="gray_r", vmin=0, vmax=1, extent=(at + 0.04, at + 0.96, 0.04, 0.96), interpolation="nearest"
         )  # fmt: skip
         right = label == expected
         axes.text(

@@ -78,8 +78,8 @@ def _bands(counts: list[Count], images: int, why: str) -> Iterator[Verdict]:
         pairs = [count.train["pairs"] for count in found]
         some = [count for count in found if count.train["pairs"]]
         measured = (
-            f"{len(some)} of {len(found)} such networks have pairs among all of {images:,} training images, "
-            f"{range_of(pairs)} of them"
+            f"{len(some)} of {len(found)} times that a network of such accuracy was searched, it had pairs among the "
+            f"{images:,} training images; {range_of(pairs)} of them"
         )
         if found is none:
             if some:

@@ -8,7 +8,6 @@ from typing import Any
 
 from zbkernels.experiments.interpolation_claims import range_of
 from zbkernels.experiments.nap_tradeoff_claims import BANDS, Count, counts_of, in_band, verdicts
-from zbkernels.experiments.progress import duration
 from zbkernels.report import markdown_table, mean, verdict_table
 
 _COLOURS = ("#c2571a", "#1f6f8b", "#7a9a01", "#8e44ad", "#b8860b", "#444444", "#d6336c")
@@ -29,7 +28,7 @@ def _heading(metrics: dict[str, Any]) -> str:
         f"- Data: **{data['title']}**, {data['train_images']:,} training images, {data['test_images']:,} for tests.",
         "- Networks: fully connected, without bias, He normal weights; the sizes of the hidden layers name them.",
         *(f"- Training: {training['text']}, cross-entropy." for training in metrics["trainings"]),
-        f"- {len(units)} networks, {duration(sum(unit['train_seconds'] for unit in units))} of training in all.",
+        f"- {len(units)} networks, each searched for pairs after several of its epochs.",
         "- A pair: two images with equal prediction and equal pattern (one bit a hidden unit, value > 0). All are "
         "found, by grouping images of equal pattern and prediction.",
         f"- Pairs of identical images, which any network has: {identical['train']:,} of training images, "
@@ -52,7 +51,7 @@ def _bands(metrics: dict[str, Any]) -> str:
         row = [f"{label} (here {low:g} to {high:g} %)", paper, str(len(found))]
         row += [str(sum(not pairs for pairs in train)) if found else "-"]
         rows.append([*row, *(range_of(pairs) if pairs else "-" for pairs in (train, test))])
-    header = ["test accuracy", "paper: pairs", "ours: networks", "of these without a pair"]
+    header = ["test accuracy", "paper: pairs", "ours: networks searched", "of these without a pair"]
     header += ["pairs of training images", "pairs of test images"]
     return markdown_table(header, rows)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zbkernels.experiments.combinations import Groups, draw_sets
+from zbkernels.experiments.pictures import encode
 from zbkernels.models import initialise
 from zbkernels.nap import patterns
 
@@ -60,7 +61,7 @@ def find_broken_pair(
 
     Returns:
         ``tried``, ``broken``, and of the pair whose class differs over the longest part of the segment
-        ``pair`` (two images as bytes [2, H·W·C]), ``shape`` and ``classes`` at each of :data:`POSITIONS`;
+        ``pair`` (two images, encoded), ``shape`` and ``classes`` at each of :data:`POSITIONS`;
         None where none breaks.
     """
     pairs = draw_sets(groups, 2, tries, generator)
@@ -72,16 +73,11 @@ def find_broken_pair(
         if differing > longest:
             longest = differing
             worst = {
-                "pair": [as_bytes(images[one]), as_bytes(images[other])],
+                "pair": [encode(images[one]), encode(images[other])],
                 "shape": list(images.shape[1:]),
                 "classes": classes.tolist(),
             }
     return {"tried": len(pairs), "broken": broken, "worst": worst}
-
-
-def as_bytes(image: Tensor) -> list[int]:
-    """An image in [0, 1] as numbers from 0 to 255."""
-    return (image.flatten() * 255).round().to(torch.int64).tolist()
 
 
 def _segment(one: Tensor, other: Tensor) -> Tensor:

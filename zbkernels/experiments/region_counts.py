@@ -35,9 +35,9 @@ def count_regions(
         images: [N, C, H, W] or [N, inputs].
 
     Returns:
-        ``lines`` and ``planes``: kind -> the list of counts; and for zero-bias networks ``swept`` and
-        ``shrunk``: counts of the same planes through the origin by a sweep around it, and in a window
-        :data:`SHRUNK` times as large.
+        ``lines``: kind -> ``mean``, ``least``, ``most`` and number of lines (``counted``). ``planes``: kind -> the list
+        of counts, and for zero-bias networks also ``swept`` and ``shrunk``: counts of the same planes through the
+        origin by a sweep around it, and in a window :data:`SHRUNK` times as large.
     """
     layers = hidden_layers(model)
     pixels = images.flatten(1).double().cpu().numpy()
@@ -55,7 +55,7 @@ def count_regions(
         "random": sweep_lines(layers, a, aimless),
     }
     found: dict[str, dict[str, Any]] = {
-        "lines": {kind: intervals.counts(len(a)).tolist() for kind, intervals in along.items()},
+        "lines": {kind: _summary(intervals.counts(len(a))) for kind, intervals in along.items()},
         "planes": {kind: [] for kind in PLANES},
     }
     zero_bias = not any(layer.bias.any() for layer in layers)
@@ -70,6 +70,15 @@ def count_regions(
             found["planes"]["swept"].append(sweep_circle(layers, through.across, through.up))
             found["planes"]["shrunk"].append(len(cut_plane(layers, through, SHRUNK * side)))
     return found
+
+
+def _summary(counts: np.ndarray) -> dict[str, Any]:
+    return {
+        "mean": float(counts.mean()),
+        "least": int(counts.min()),
+        "most": int(counts.max()),
+        "counted": len(counts),
+    }
 
 
 def laid(kind: str, x: Array, y: Array, z: Array) -> Plane:

@@ -59,7 +59,7 @@ _ELSEWHERE = (
 
 
 def on_line(kind: str) -> Count:
-    return lambda unit: mean(unit["counts"]["lines"][kind])
+    return lambda unit: unit["counts"]["lines"][kind]["mean"]
 
 
 def in_plane(kind: str) -> Count:
@@ -171,12 +171,18 @@ def _ray(metrics: dict[str, Any]) -> Verdict:
     seen += [
         (unit["variant"], watched["counts"]) for unit in metrics["trained"] for watched in unit["watched"]
     ]
-    zero = [c for variant, counts in seen if variant == "without-bias" for c in counts["lines"][ORIGIN]]
-    biased = [c for variant, counts in seen if variant == "with-bias" for c in counts["lines"][ORIGIN]]
-    measured = f"without bias at most {max(zero)} on {len(zero):,} lines"
+    zero, biased = (
+        [counts["lines"][ORIGIN] for variant, counts in seen if variant == wanted]
+        for wanted in ("without-bias", "with-bias")
+    )
+    most = max(line["most"] for line in zero)
+    measured = f"without bias at most {most} on {sum(line['counted'] for line in zero):,} lines"
     if biased:
-        measured += f"; with bias {min(biased)} to {max(biased)}, {mean(biased):.0f} on average"
-    return Verdict(_RAY, HOLDS if max(zero) <= 2 else FAILS, measured)
+        least, highest = min(line["least"] for line in biased), max(line["most"] for line in biased)
+        measured += (
+            f"; with bias {least} to {highest}, {mean([line['mean'] for line in biased]):.0f} on average"
+        )
+    return Verdict(_RAY, HOLDS if most <= 2 else FAILS, measured)
 
 
 def _cones(units: list[dict[str, Any]]) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ _MARKERS = {
     4: ("^", "▲"),
 }  # by hidden layers; as a letter for titles
 _MORE = ("v", "▼")
+_ZOOM = 15
+_PALETTE = 200  # colours of the file: thousands of tinted polygons make a large one
 
 
 def figure(metrics: dict[str, Any], path: Path) -> None:
     """Write the PNG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from PIL import Image
 
     with rc_context({"text.color": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}):
         slices = _slices(metrics)
@@ -49,7 +53,10 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
             f"Activation patterns of networks with and without biases ({metrics['data']['title']})",
             fontsize=13.5,
         )
-        canvas.savefig(path, dpi=110)
+        drawing = io.BytesIO()
+        canvas.savefig(drawing, dpi=110)
+    image = Image.open(drawing).convert("RGB").quantize(_PALETTE, dither=Image.Dither.NONE)
+    image.save(path, format="PNG", optimize=True)
 
 
 def _slices(metrics: dict[str, Any]) -> list[tuple[str, dict[str, Any], float]]:
@@ -73,19 +80,26 @@ def _draw_slice(axes: Any, title: str, network: dict[str, Any], half_side: float
 
     layers = [HiddenLayer(np.array(part["weight"]), np.array(part["bias"])) for part in network["layers"]]
     polygons = cut_plane(layers, whole_plane(), half_side)
+    outlines = [polygons.outline(index) for index in range(len(polygons))]
     random = np.random.default_rng(4)
     hues = 0.50 + 0.17 * random.random(len(polygons))  # teal to violet
     tints = hsv_to_rgb(
         np.stack([hues, random.uniform(0.10, 0.42, len(polygons)), np.full(len(polygons), 0.96)], 1)
     )
-    outlines = [polygons.outline(index) for index in range(len(polygons))]
-    axes.add_collection(PolyCollection(outlines, facecolors=tints, edgecolors="white", linewidths=0.35))
+    views = [(axes, half_side)]
+    if (
+        any(layer.bias.any() for layer in layers) and len(network["images"]) == 2
+    ):  # polytopes crowd about the origin
+        views.append((axes.inset_axes((0.60, 0.0, 0.40, 0.40)), half_side / _ZOOM))
+    for view, side in views:
+        view.add_collection(PolyCollection(outlines, facecolors=tints, edgecolors="white", linewidths=0.35))
+        view.set(xlim=(-side, side), ylim=(-side, side), aspect="equal", xticks=[], yticks=[])
     for x, y in network["images"]:
-        axes.plot(x, y, "o", ms=6.5, mfc="#ffd166", mec=_INK, mew=1.1, zorder=4)
+        axes.plot(x, y, "o", ms=6.5, mfc=COLOURS["with-bias"], mec="white", mew=1.1, zorder=4)
     if len(network["images"]) == 2:
         axes.plot(0, 0, "+", ms=9, color=_INK, mew=1.6, zorder=4)
-    axes.set(xlim=(-half_side, half_side), ylim=(-half_side, half_side), aspect="equal", xticks=[], yticks=[])
-    axes.set_title(f"{title}\n{len(polygons):,} patterns", fontsize=11, loc="left")
+    zoomed = f" (inset: {_ZOOM} times as large)" if len(views) > 1 else ""
+    axes.set_title(f"{title}\n{len(polygons):,} patterns{zoomed}", fontsize=11, loc="left")
     for spine in axes.spines.values():
         spine.set_visible(False)
 
@@ -149,9 +163,6 @@ def _draw_training(axes: Any, metrics: dict[str, Any]) -> None:
                 for index in range(len(epochs))
             ]
             at = range(len(epochs))
-            axes.fill_between(
-                at, [min(s) for s in shares], [max(s) for s in shares], color=colour, alpha=0.12, lw=0
-            )
             axes.plot(
                 at, [mean(s) for s in shares], f"{_MARKERS.get(depth, _MORE)[0]}-", color=colour, lw=1.6, ms=5,
                 label=f"{variant.replace('-', ' ')}, {depth} hidden",
@@ -160,5 +171,7 @@ def _draw_training(axes: Any, metrics: dict[str, Any]) -> None:
     axes.axhline(1, color=_GUIDE, lw=5, alpha=0.3, zorder=1)
     axes.set_ylim(bottom=0)
     axes.set(xlabel="epochs trained", ylabel="patterns in a plane off the origin / (neurons² / 2)")
-    axes.set_title(f"While training, {metrics['trained'][0]['neurons']} neurons", loc="left", fontsize=11)
+    axes.set_title(
+        f"While training, {metrics['trained'][0]['neurons']} neurons, means", loc="left", fontsize=11
+    )
     axes.legend(frameon=False, fontsize=8.5, ncols=2)
