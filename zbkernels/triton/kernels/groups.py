@@ -34,10 +34,8 @@ def load_words(sig, start, left, row_live, sig_word, PAIRS: tl.constexpr, BLOCK_
     of 16 bytes has one mask.
     """
     word = tl.arange(0, BLOCK_W)
-    if PAIRS:  # noqa: SIM108 - a constexpr, so that only one branch is compiled
-        live = row_live[:, None] & (word // 2 < left // 2)[None, :]
-    else:
-        live = row_live[:, None] & (word < left)[None, :]
+    word_live = (word // 2 < left // 2) if PAIRS else (word < left)
+    live = row_live[:, None] & word_live[None, :]
     columns = sig + word.to(tl.int64) * sig_word
     return tl.load(columns[None, :] + start[:, None], mask=live, other=0), live
 
