@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import zbkernels as zb
 from zbkernels.models import ARCHITECTURES, Architecture, Conv, Residual, build
 from zbkernels.nap import PatternReader, Recording, RecordingError, patterns, record
+from zbkernels.nap.recording import _header_crc
 
 FILES = ("recording.json", "signatures.bin", "labels.bin", "predictions.bin")
 
@@ -622,6 +623,8 @@ def test_broken_recordings_are_refused_by_name(tmp_path):
     )
     broken("recording.json", json.dumps({"a": 1}).encode(), "cannot be read as a recording's header")
     header["done"]["rows"] += 1  # would map memory that no file has
+    broken("recording.json", json.dumps(header).encode(), "its CRC-32 is another")
+    header["crc32"] = _header_crc(header["made"], header["done"])
     broken("recording.json", json.dumps(header).encode(), "signatures.bin has 880 bytes for 23 rows")
     del header["made"]
     broken("recording.json", json.dumps(header).encode(), "cannot be read as a recording's header")

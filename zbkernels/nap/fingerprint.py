@@ -13,14 +13,28 @@ from torch import nn
 def fingerprint(model: nn.Module) -> dict[str, Any]:
     """``structure``: a digest of the model as it prints itself; ``tensors``: of each parameter and buffer by name.
 
-    What ``forward`` does beyond its modules shows in the layers that a recording keeps, not here.
+    Plain attributes of its modules count: numbers, words and tuples of them to the structure, tensors to the tensors.
+    What else ``forward`` does beyond its modules shows in the layers that a recording keeps, not here.
     """
     printed = re.sub(r"0x[0-9a-f]+", "0x", repr(model))  # addresses of functions change with the process
-    named = [*model.named_parameters(), *model.named_buffers()]
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    for path, module in model.named_modules():
+        plain = {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
+        kept = {name: value for name, value in sorted(plain.items()) if _is_plain(value)}
+        printed += f"\n{path}: {kept}"
+        for name, value in plain.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{path}.{name}".lstrip(".")] = value
     return {
         "structure": hashlib.sha256(printed.encode()).hexdigest()[:32],
-        "tensors": {name: digest(tensor) for name, tensor in named},
+        "tensors": {name: digest(tensor) for name, tensor in tensors.items()},
     }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def digest(tensor: torch.Tensor) -> str:

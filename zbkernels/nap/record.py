@@ -119,6 +119,12 @@ def _record(
             for x, labels in everything:
                 crc = batch_crc32(x, labels, crc)
                 signatures, y = reader.read(x)
+                if made["predictions"] and bool((nan := y.isnan().any(1)).any()):
+                    row = writer.done["rows"] + int(nan.nonzero()[0])
+                    raise RecordingError(
+                        f"record: expected logits that are numbers, got NaN for input {row}; mend the input, or pass "
+                        "predictions=False to record it as it is"
+                    )
                 writer.append(signatures, labels, y.argmax(1) if made["predictions"] else None, crc)
             writer.finish()
     result = Recording.load(folder)

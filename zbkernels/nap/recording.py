@@ -17,6 +17,7 @@ header's count is what a killed run left, and is cut off when the recording goes
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 import zlib
@@ -156,6 +157,8 @@ def read_header(folder: Path) -> dict[str, Any] | None:
         header = read_json(path)
         form, version = header["format"], header["version"]
         if (form, version) == (FORMAT, VERSION):
+            if header["crc32"] != _header_crc(header["made"], header["done"]):
+                raise ValueError("its CRC-32 is another")
             words = {"signatures.bin": 8 * header["made"]["words"]}  # bytes of a row
             for name, known in header["done"]["files"].items():
                 if known["bytes"] != header["done"]["rows"] * words.get(name, 4):
@@ -288,10 +291,13 @@ class Writer:
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
-        write_json(
-            self.folder / HEADER, {"format": FORMAT, "version": VERSION, "made": self.made, "done": self.done}
-        )
+        header = {"format": FORMAT, "version": VERSION, "made": self.made, "done": self.done}
+        write_json(self.folder / HEADER, {**header, "crc32": _header_crc(self.made, self.done)})
         self._committed = time.monotonic()
+
+
+def _header_crc(made: dict[str, Any], done: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps([made, done], sort_keys=True).encode())
 
 
 def _kept(made: dict[str, Any], name: str) -> bool:

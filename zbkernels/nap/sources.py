@@ -101,7 +101,11 @@ def _from_numpy(path: Path) -> Images:
         raise NapError(
             f"{path}: expected labels to be integers [{len(images)}], got {labels.dtype} {list(labels.shape)}"
         )
-    scale = 255 if images.dtype == np.uint8 else 1
+    scale = np.iinfo(images.dtype).max if images.dtype.kind == "u" else 1
+    if not np.isfinite(images).all():
+        raise NapError(
+            f"{path}: expected finite pixels, got {np.count_nonzero(~np.isfinite(images)):,} NaN or infinite"
+        )
     x = torch.from_numpy(images.astype(np.float32) / np.float32(scale))
     return Images(str(path), x, None if labels is None else torch.from_numpy(labels.astype(np.int64)))
 
@@ -111,10 +115,12 @@ def _from_picture(path: Path) -> Images:
 
     try:
         with Image.open(path) as opened:
-            picture = opened.convert("L" if opened.mode in ("1", "L", "I", "I;16", "LA") else "RGB")
+            deep = opened.mode in ("I", "I;16", "I;16B", "I;16L")  # 16 bits, which "L" would cut off at 255
+            grey = deep or opened.mode in ("1", "L", "LA")
+            picture = opened.convert("I" if deep else "L" if grey else "RGB")
     except (OSError, UnidentifiedImageError) as error:
         raise NapError(f"{path}: cannot be read as a picture ({error})") from error
-    pixels = torch.from_numpy(np.array(picture)).float().div_(255)  # [H, W] or [H, W, C]
+    pixels = torch.from_numpy(np.array(picture)).float().div_(65535 if deep else 255)  # [H, W] or [H, W, C]
     return Images(
         str(path), (pixels if pixels.dim() == 3 else pixels.unsqueeze(2)).permute(2, 0, 1)[None], None
     )
@@ -232,8 +238,10 @@ def picked(text: str) -> list[int]:
         for part in text.split(","):
             first, dash, last = part.strip().partition("-")
             span = range(int(first), int(last or first) + 1) if dash else [int(first)]
-            if not span or min(span) < 0:
+            if not span or span[0] < 0:
                 raise ValueError
+            if len(span) > 1_000_000:
+                raise NapError(f"--pick: expected at most a million images, got {text!r}")
             rows += span
     except ValueError as error:
         raise NapError(f"--pick: expected image numbers such as 0,5,7-9, got {text!r}") from error

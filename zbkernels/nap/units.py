@@ -33,6 +33,7 @@ _IN_PLACE = frozenset(
         "__ipow__",
     ]
 )
+UNSEEN = "a function that can't be seen (TorchScript, a custom autograd function, …)"
 ROOT = "forward"  # of a unit that the model itself calls; no submodule can have this name
 
 
@@ -114,6 +115,7 @@ class Units(TorchFunctionMode):
         self._stack: list[str] = []  # paths of the modules that are running
         self._met: dict[str, int] = {}  # units of each path in this forward pass
         self._constants = WeakIdKeyDictionary()  # tensors that do not depend on the model's input
+        self._seen = WeakIdKeyDictionary()  # tensors that came in, or that a function seen here made
         self._dirty: set[int] = set()  # storages of constants into which something else was written
         self._made_by = WeakIdKeyDictionary()  # output -> site
         self._pooled: set[str] = set()
@@ -134,7 +136,7 @@ class Units(TorchFunctionMode):
         for name, module in self.model.named_modules():
             first = self._begin if module is self.model else None
             self._hooks += [
-                module.register_forward_pre_hook(self._entering(name or ROOT, first)),
+                module.register_forward_pre_hook(self._entering(name or ROOT, first), with_kwargs=True),
                 module.register_forward_hook(self._leaving, always_call=True),
             ]
         self._watch = _choice.watched.set(True)
@@ -149,10 +151,11 @@ class Units(TorchFunctionMode):
         self._hooks = []
         self._stack = []
 
-    def _entering(self, name: str, first: Callable[[], None] | None) -> Callable[[Any, Any], None]:
-        def hook(module: nn.Module, args: Any) -> None:
+    def _entering(self, name: str, first: Callable[[], None] | None) -> Callable[[Any, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if first is not None and not self._stack:
                 first()
+                self._came((args, kwargs))
             self._stack.append(name)
 
         return hook
@@ -171,10 +174,22 @@ class Units(TorchFunctionMode):
         self._dirty = set()
         self._made_by = WeakIdKeyDictionary()
         self._constants = WeakIdKeyDictionary()
+        self._seen = WeakIdKeyDictionary()
         for module in self.model.modules():
-            own = (module._parameters, module._buffers, vars(module))
-            for tensor in (t for values in own for t in values.values() if isinstance(t, torch.Tensor)):
+            for tensor in tensors_in(vars(module)):  # with _parameters and _buffers
                 self._constants[tensor] = True
+
+    def _came(self, value: Any) -> None:
+        for tensor in tensors_in(value):
+            self._seen[tensor] = True
+
+    def _look_up(self, given: list[torch.Tensor]) -> None:
+        """Report what something made that can't be seen, such as a function of TorchScript."""
+        if all(t in self._seen or t in self._constants for t in given):
+            return
+        if UNSEEN not in self.unsupported:
+            self.unsupported.append(UNSEEN)
+        self._came(given)
 
     def _depends(self, value: Any) -> bool:
         """Whether a tensor, or one in a list or dict, may depend on the input: all do that are not known not to."""
@@ -194,6 +209,12 @@ class Units(TorchFunctionMode):
         if not self._stack:
             return func(*args, **kwargs)
         given = list(tensors_in((args, kwargs)))
+        self._look_up(given)
+        result = self._called(func, given, args, kwargs)
+        self._came(result)
+        return result
+
+    def _called(self, func: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
         if not any(map(self._depends, given)):
             result = func(*args, **kwargs)
             for tensor in tensors_in(result):
