@@ -40,6 +40,15 @@ def highest_precision() -> Iterator[None]:
     zb.set_conv_precision("high")
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For tests of small networks: two threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder with real MNIST and Fashion-MNIST; a test that needs it is skipped where it is missing."""

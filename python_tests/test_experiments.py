@@ -6,12 +6,12 @@ import copy
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cut_runs import cut_at
 from idx_files import write_idx_set
 from rich.console import Console
 from torch import nn
@@ -39,13 +39,7 @@ TABLE1 = ("table1-mnist", "table1-fashion")
 TINY = Preset("tests only", "mnist", epochs=2, batch_size=16, seeds=(0, 1), train_images=48, test_images=20)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks this small: two threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -162,17 +156,7 @@ def test_a_cut_off_run_gives_the_uncut_runs_metrics(tiny_preset: Path, tmp_path:
     """Two networks of 2 epochs of 3 batches each: the cuts fall into every part of the run."""
     arguments = {"preset": "tiny", "data": tiny_preset, "seeds": (0,)}
     uncut = runner.run("table1-mnist", out=tmp_path / "uncut", progress=quiet(), **arguments)
-    progress = quiet()
-    done, plain_step = 0, progress.batch_done
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        if done == batch:
-            raise KeyboardInterrupt
-        plain_step()
-
-    progress.batch_done = step  # type: ignore[method-assign]
+    progress = cut_at(quiet(), batch)
     with pytest.raises(KeyboardInterrupt):
         runner.run("table1-mnist", out=tmp_path / "cut", progress=progress, **arguments)
     assert not (tmp_path / "cut" / "table1-mnist-tiny" / "metrics.json").exists()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cut_runs import cut_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from idx_files import write_idx_set
@@ -37,12 +38,7 @@ from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, report
 FILES = ["config.json", "figure.png", "metrics.json", "table.md"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -271,17 +267,7 @@ def test_a_cut_off_run_gives_the_uncut_runs_metrics(tiny: Path, tmp_path: Path, 
     """Networks of 2 epochs of 4 batches, then of 1 of 2: the cuts fall into different ones."""
     arguments: dict[str, Any] = {"preset": "tiny", "data": tiny, "variants": ("without-bias",), "seeds": (3,)}
     uncut = runner.run("interpolation", out=tmp_path / "uncut", progress=quiet(), **arguments)
-    progress = quiet()
-    done, plain_step = 0, progress.batch_done
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        if done == batch:
-            raise KeyboardInterrupt
-        plain_step()
-
-    progress.batch_done = step  # type: ignore[method-assign]
+    progress = cut_at(quiet(), batch)
     with pytest.raises(KeyboardInterrupt):
         runner.run("interpolation", out=tmp_path / "cut", progress=progress, **arguments)
     assert not (tmp_path / "cut/interpolation-tiny/metrics.json").exists()

@@ -16,7 +16,7 @@ from zbkernels.nap import NotPiecewiseLinear, Recording, RecordingError, certify
 from zbkernels.nap.sources import NapError, load_images, picked
 from zbkernels.nap.units import UNSEEN, Units
 
-torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _abs(x: torch.Tensor) -> torch.Tensor:

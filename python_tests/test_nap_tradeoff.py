@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cut_runs import cut_at
 from idx_files import write_idx_set
 from rich.console import Console
 
@@ -26,12 +26,7 @@ from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, report
 FILES = ["config.json", "figure.png", "metrics.json", "table.md"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -95,17 +90,7 @@ def test_smoke_runs_without_any_data_folder(tmp_path: Path, monkeypatch: pytest.
 def test_a_cut_off_run_gives_the_uncut_runs_metrics(tiny: Path, tmp_path: Path, batch: int) -> None:
     arguments: dict[str, Any] = {"preset": "tiny", "data": tiny}
     uncut = runner.run("nap-tradeoff", out=tmp_path / "uncut", progress=quiet(), **arguments)
-    progress = quiet()
-    done, plain_step = 0, progress.batch_done
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        if done == batch:
-            raise KeyboardInterrupt
-        plain_step()
-
-    progress.batch_done = step  # type: ignore[method-assign]
+    progress = cut_at(quiet(), batch)
     with pytest.raises(KeyboardInterrupt):
         runner.run("nap-tradeoff", out=tmp_path / "cut", progress=progress, **arguments)
     resumed = runner.run("nap-tradeoff", out=tmp_path / "cut", progress=quiet(), **arguments)

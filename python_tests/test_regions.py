@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from math import comb
 from pathlib import Path
@@ -32,13 +31,7 @@ from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE
 WHOLE = Plane(np.zeros(2), np.array([1.0, 0.0]), np.array([0.0, 1.0]))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks this small: two threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def network(widths: list[int], bias: bool, seed: int) -> list[HiddenLayer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,13 +22,7 @@ CONFIG = TrainConfig(epochs=4, batch_size=16, lr=0.5, seed=11)
 ROW = Architecture("tiny", (Conv(4), Linear(8)))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks this small: two threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tiny_data(count: int = 72) -> Dataset:
