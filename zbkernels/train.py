@@ -6,9 +6,10 @@ torch and the same number of threads.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zbkernels import augment
 from zbkernels import checkpoint as checkpoints
 from zbkernels.data import Dataset, Split
 
 EVALUATION_BATCH = 1000
 _LOSS_CHECK_EVERY = 64  # batches between looks at the losses: on a GPU each look waits for it
+SCHEDULES = ("constant", "cosine")
 _OPTIMIZERS = {"adadelta": torch.optim.Adadelta, "sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
@@ -33,9 +36,16 @@ class TrainConfig:
     """Settings of one training run.
 
     Attributes:
-        optimizer: "adadelta", "sgd" or "adam", with torch's defaults besides ``lr``.
-        seed: of the order of the images, and of anything random inside the model.
+        optimizer: "adadelta", "sgd" or "adam", with torch's defaults besides what is given here.
+        seed: of the order of the images, of what is drawn for them, and of anything random inside the model.
         memory_format: of weights and images, "contiguous" or "channels_last".
+        momentum: of "sgd", which alone takes one.
+        weight_decay: L2, on every parameter, as torch's optimizers have it.
+        schedule: "constant", or "cosine": lr·(1 + cos(π·t/T))/2 at step t of T, over all epochs.
+        scalar_lr: what ``lr`` is multiplied by for parameters of a single element (Fixup's multipliers).
+        mixup: alpha of mixup's Beta(alpha, alpha); 0: none.
+        contrasts: each training image is multiplied by one of these, drawn anew each epoch; (): by none.
+        crop: "none", "crop" (moved by up to 4 pixels) or "crop-flip" (and half of them mirrored).
     """
 
     epochs: int
@@ -44,11 +54,46 @@ class TrainConfig:
     optimizer: str = "adadelta"
     seed: int = 0
     memory_format: str = "contiguous"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    scalar_lr: float = 1.0
+    mixup: float = 0.0
+    contrasts: tuple[float, ...] = ()
+    crop: str = "none"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("schedule", self.schedule, SCHEDULES),
+            ("crop", self.crop, augment.CROPS),
+        ):
+            if value not in known:
+                raise ValueError(
+                    f"TrainConfig: expected {name} to be one of {', '.join(known)}, got {value!r}"
+                )
+        for name in ("momentum", "weight_decay", "mixup"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"TrainConfig: expected {name} ≥ 0, got {getattr(self, name)}")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"TrainConfig: momentum is sgd's, got {self.momentum} with {self.optimizer}")
+
+    def settings(self) -> dict[str, Any]:
+        """Every field, as JSON has it."""
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+
+
+def differing_settings(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Key -> what was found, where it is not what is wanted. A field of :class:`TrainConfig` that an older file
+    lacks had its default."""
+    defaults = {f.name: f.default for f in fields(TrainConfig) if f.default is not MISSING}
+    found = {**{key: list(v) if isinstance(v, tuple) else v for key, v in defaults.items()}, **found}
+    return {key: found.get(key) for key in wanted if found.get(key) != wanted[key]}
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Mean cross-entropy over the epoch's training batches, then loss and accuracy (%) on the test images."""
+    """Mean loss over the epoch's training batches (with what is done to their images), then cross-entropy and accuracy
+    (%) on the test images."""
 
     epoch: int
     train_loss: float
@@ -63,6 +108,7 @@ def train(
     config: TrainConfig,
     *,
     folder: Path | None = None,
+    until: int | None = None,
     on_batch: Callable[[], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
     say: Callable[[str], None] | None = None,
@@ -72,6 +118,7 @@ def train(
     Torch's global generators are left as they were found.
 
     Args:
+        until: stop after this many of the epochs; None: after all. With ``folder``, a later call goes on from there.
         folder: where to keep the checkpoint. One that is already there is continued. None: no checkpoints.
         on_batch: called after each batch.
         on_epoch: called after each epoch; when resuming, first for each epoch already done.
@@ -100,7 +147,7 @@ def train(
             for epoch in history:
                 if on_epoch is not None:
                     on_epoch(epoch)
-        for number in range(len(history) + 1, config.epochs + 1):
+        for number in range(len(history) + 1, (config.epochs if until is None else until) + 1):
             started = time.perf_counter()
             order = torch.randperm(len(data.train), generator=shuffle).to(device)
             train_loss = train_epoch(model, data.train, optimizer, config, order, number, on_batch)
@@ -115,7 +162,7 @@ def train(
                     optimizer=optimizer,
                     rng=_rng_states(shuffle, device),
                     meta={
-                        "config": asdict(config),
+                        "config": config.settings(),
                         "history": [asdict(epoch) for epoch in history],
                         "surroundings": _surroundings(device),
                     },
@@ -133,7 +180,21 @@ def new_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimize
     """
     if config.optimizer not in _OPTIMIZERS:
         raise ValueError(f"unknown optimizer {config.optimizer!r}; known: {', '.join(_OPTIMIZERS)}")
-    return _OPTIMIZERS[config.optimizer](model.parameters(), lr=config.lr)
+    options = {"momentum": config.momentum} if config.momentum else {}
+    scalars = [parameter for parameter in model.parameters() if parameter.numel() == 1]
+    others = [parameter for parameter in model.parameters() if parameter.numel() != 1]
+    groups = [{"params": others, "lr": config.lr}]
+    if scalars:
+        groups.append({"params": scalars, "lr": config.lr * config.scalar_lr})
+    return _OPTIMIZERS[config.optimizer](groups, weight_decay=config.weight_decay, **options)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: TrainConfig, progress: float) -> None:
+    """The schedule's learning rate where ``progress`` (0 to 1) of all steps are done."""
+    factor = (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1.0
+    for group in optimizer.param_groups:
+        single = all(parameter.numel() == 1 for parameter in group["params"])
+        group["lr"] = config.lr * factor * (config.scalar_lr if single else 1.0)
 
 
 def train_epoch(
@@ -155,9 +216,9 @@ def train_epoch(
     batches = order.split(config.batch_size)
     losses = torch.zeros(len(batches), dtype=torch.float64, device=order.device)
     for position, chosen in enumerate(batches):
-        images = split.images[chosen].to(memory_format=layout)
+        set_learning_rate(optimizer, config, (number - 1 + position / len(batches)) / config.epochs)
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(model(images), split.labels[chosen])
+        loss = _loss(model, split.images[chosen], split.labels[chosen], config, layout)
         loss.backward()
         optimizer.step()
         losses[position] = loss.detach()
@@ -167,6 +228,21 @@ def train_epoch(
             on_batch()
     sizes = torch.tensor([len(chosen) for chosen in batches], dtype=torch.float64, device=order.device)
     return float((losses * sizes).sum() / sizes.sum())
+
+
+def _loss(
+    model: nn.Module, images: Tensor, labels: Tensor, config: TrainConfig, layout: torch.memory_format
+) -> Tensor:
+    """Mean cross-entropy of a batch, after what the configuration does to its images."""
+    if config.crop != "none":
+        images = augment.crop(images, flip=config.crop == "crop-flip")
+    if config.contrasts:
+        images = augment.multiply(images, config.contrasts)
+    if not config.mixup:
+        return F.cross_entropy(model(images.to(memory_format=layout)), labels)
+    images, partners, weight = augment.mixup(images, config.mixup)
+    logits = model(images.to(memory_format=layout))
+    return weight * F.cross_entropy(logits, labels) + (1 - weight) * F.cross_entropy(logits, labels[partners])
 
 
 @torch.inference_mode()
@@ -219,12 +295,12 @@ def _resume(
 ) -> list[Epoch]:
     """Bring everything back to where the checkpoint was taken."""
     meta = found.meta["meta"]
-    wanted, got = asdict(config), meta["config"]
-    differing = [key for key in wanted if key != "epochs" and wanted[key] != got.get(key)]
+    wanted = config.settings()
+    differing = differing_settings(wanted, meta["config"])
+    if config.schedule == "constant":
+        differing.pop("epochs", None)  # the epochs done do not depend on how many are to come
     if differing or len(meta["history"]) > config.epochs:
-        said = (
-            ", ".join(f"{key} {got.get(key)} instead of {wanted[key]}" for key in differing) or "more epochs"
-        )
+        said = ", ".join(f"{k} {v} instead of {wanted[k]}" for k, v in differing.items()) or "more epochs"
         raise TrainingError(f"{found.folder}: the checkpoint was made with {said}; --force starts over")
     now = _surroundings(device)
     changed = [

@@ -11,7 +11,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from zbkernels.data import Dataset
 from zbkernels.experiments.base import ExperimentError, RunContext
 from zbkernels.experiments.progress import duration
 from zbkernels.files import read_json, replacing, write_json
-from zbkernels.train import Epoch, TrainConfig, train
+from zbkernels.train import Epoch, TrainConfig, differing_settings, train
 
 WITH_BIAS, WITHOUT_BIAS = "with-bias", "without-bias"
 VARIANTS = (WITH_BIAS, WITHOUT_BIAS)
@@ -75,7 +75,7 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
         **unit.settings,
         "device": context.device.type,
         "data": {"title": data.title, "crc32": _crc32(data)},
-        **asdict(config),
+        **config.settings(),
     }
     with locked(folder):
         if context.force:
@@ -109,8 +109,9 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
             return train(
                 model,
                 data,
-                replace(config, epochs=epochs),
+                config,
                 folder=folder,
+                until=epochs,
                 on_batch=progress.batch_done,
                 on_epoch=epoch_done,
                 say=progress.say,
@@ -176,9 +177,11 @@ def _check_same(path: Path, settings: dict[str, Any]) -> None:
     if not path.exists():
         return
     before = read_json(path)
-    differing = [key for key in settings if before.get(key) != settings[key]]
+    differing = differing_settings(settings, before)
     if differing:
-        said = "; ".join(f"{key}: {before.get(key)} there, {settings[key]} asked for" for key in differing)
+        said = "; ".join(
+            f"{key}: {value} there, {settings[key]} asked for" for key, value in differing.items()
+        )
         raise ExperimentError(
             f"{path.parent} holds a run with other settings ({said}). Use another --out, or --force"
         )
