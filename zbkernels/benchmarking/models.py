@@ -103,8 +103,7 @@ class ModelProblem:
         return isinstance(row, Architecture) and all(isinstance(block, Linear) for block in row.blocks)
 
     def _model(self, *, fused: bool) -> nn.Sequential:
-        model = build(ARCHITECTURES[self.case.model], self.case.image, CLASSES, fused=fused)
-        return model.to(device=self.device, dtype=self.dtype)
+        return new_model(self.case.model, fused=fused).to(device=self.device, dtype=self.dtype)
 
     def _torch(self, form: str, *, cl: bool, ours: bool = False, compile_it: bool = False) -> Contestant:
         def make() -> Callable[[], Any]:
@@ -132,6 +131,19 @@ class ModelProblem:
     def _onnx_model(self) -> bytes:
         nodes, constants = nodes_of(self._model(fused=False), "x")
         return engines.onnx_model(nodes, {"x": self.images}, constants)
+
+
+def new_model(name: str, *, fused: bool) -> nn.Sequential:
+    """The row's network for its own images, initialised. Layers that begin at 0 (Fixup's last ones) are drawn here:
+    with them no gradient would pass, and no mistake would show."""
+    row = ARCHITECTURES[name]
+    model = build(row, row.image, CLASSES, fused=fused)
+    seed = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1 and not weight.any():
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=seed) / weight[0].numel() ** 0.5)
+    return model
 
 
 class Inference:

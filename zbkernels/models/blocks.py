@@ -32,6 +32,10 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU()
         self.pre_activation = pre_activation
 
+    def branch(self) -> dict[str, nn.Module]:
+        """The branch's layers by name, in order."""
+        return {name: self.get_submodule(name) for name in (*self._inner, self._last)}
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.relu(x) if self.pre_activation else x
         shortcut = x if self.downsample is None else self.downsample(h)

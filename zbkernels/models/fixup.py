@@ -57,10 +57,13 @@ class FixupConv2d(nn.Conv2d):
         _fill(1.0, self.multiplier, self.relu_multiplier)
         _fill(0.0, self.shift, self.relu_shift)
 
+    def effective_weight(self) -> torch.Tensor:
+        """What x is convolved with where there are no shifts."""
+        return self.weight * _product(self.multiplier, self.relu_multiplier)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.shift is None or self.relu_shift is None:
-            weight = self.weight * _product(self.multiplier, self.relu_multiplier)
-            return F.conv2d(x, weight, None, self.stride, self.padding)
+            return F.conv2d(x, self.effective_weight(), None, self.stride, self.padding)
         x = x * self.multiplier + self.shift
         weight = self.weight if self.relu_multiplier is None else self.weight * self.relu_multiplier
         return F.conv2d(x, weight, None, self.stride, self.padding) + self.relu_shift

@@ -51,10 +51,12 @@ class StandardizedConv2d(nn.Conv2d):
         """Gains to 1, in place."""
         nn.init.ones_(self.gain)
 
+    def effective_weight(self) -> torch.Tensor:
+        return standardized(self.weight, self.gain * (self.input_scale * self.output_scale))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = standardized(self.weight, self.gain * (self.input_scale * self.output_scale))
         bias = None if self.bias is None else self.bias * self.output_scale
-        return F.conv2d(x, weight, bias, self.stride, self.padding)
+        return F.conv2d(x, self.effective_weight(), bias, self.stride, self.padding)
 
 
 class StandardizedConvReLU2d(ConvReLUPool2d):
