@@ -17,6 +17,7 @@ from zbkernels.data import Dataset
 from zbkernels.experiments import zero_image_figure, zero_image_report
 from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.units import BIASES, VARIANTS, WITH_BIAS, WITHOUT_BIAS, Unit, expect, train_unit
+from zbkernels.experiments.zero_image_checkpoints import digest, look_at, untrained
 from zbkernels.experiments.zero_image_measures import class_shares, near_zero, on_zero_image
 from zbkernels.experiments.zero_image_trainings import TRAININGS, Training
 from zbkernels.models import ARCHITECTURES, build
@@ -61,20 +62,31 @@ DIGITS_ADAM = Network("digits, Adam", "digits", "fcn-mnist", "contiguous", "adam
 
 @dataclass(frozen=True)
 class ZeroImagePreset(Preset):
-    """``networks`` instead of the preset's own image set, epochs and batch size."""
+    """
+    Attributes:
+        networks: instead of the preset's own image set, epochs and batch size.
+        references: untrained networks of the families of Figure 4 are shown too.
+    """
 
     networks: tuple[Network, ...] = ()
+    references: bool = True
 
 
-def _preset(summary: str, seeds: tuple[int, ...], *networks: Network) -> ZeroImagePreset:
+def _preset(
+    summary: str, seeds: tuple[int, ...], *networks: Network, references: bool = True
+) -> ZeroImagePreset:
     first = networks[0]
-    return ZeroImagePreset(summary, first.data, first.epochs, first.batch_size, seeds, networks=networks)
+    return ZeroImagePreset(
+        summary, first.data, first.epochs, first.batch_size, seeds, networks=networks, references=references
+    )
 
 
 def run(context: RunContext) -> dict[str, Any]:
     """Train and measure every network, and return the metrics."""
     preset, settings = context.preset, context.settings
     assert isinstance(preset, ZeroImagePreset)
+    # first: a file that can't be used must not be found out after an hour of training
+    looked_at = [look_at(text, context.device) for text in settings.checkpoints]
     sets = {network.data: _load(network.data, preset, context) for network in preset.networks}
     for network in preset.networks:
         for training, seed, _ in _wanted(network, context):
@@ -86,6 +98,7 @@ def run(context: RunContext) -> dict[str, Any]:
         "initialisation": f"He normal weights, biases {BIASES}",
         "ways": {training.name: training.what for training in TRAININGS.values()},
         "networks": [_run_on(network, sets[network.data], context) for network in preset.networks],
+        "references": looked_at + (untrained(context.device) if preset.references else []),
     }
 
 
@@ -201,7 +214,7 @@ EXPERIMENT = Experiment(
     title="Figure 4: what networks make of the zero image, with and without biases",
     source="Scalar Invariant Networks with Zero Bias (preprint), Section 4, Figure 4, equation 11",
     presets={
-        "smoke": _preset("seconds: 5 epochs on scikit-learn's digits", (0,), DIGITS_ADAM),
+        "smoke": _preset("seconds: 5 epochs on scikit-learn's digits", (0,), DIGITS_ADAM, references=False),
         "quick": _preset(
             "a few minutes: an FCN on MNIST under two optimizers, trained in five ways, one seed",
             (0,),
@@ -221,4 +234,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=zero_image_report.table,
     figure=zero_image_figure.figure,
+    checkpoint_digest=digest,
 )

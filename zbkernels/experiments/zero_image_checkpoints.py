@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from zbkernels.experiments.base import ExperimentError
 from zbkernels.experiments.zero_image_measures import distribution
-from zbkernels.models import parameter_count
+from zbkernels.models import ARCHITECTURES, build, parameter_count
 from zbkernels.models.reference import (
     IMAGENET,
     PACKAGES,
@@ -86,8 +87,11 @@ def look_at(text: str, device: torch.device) -> dict[str, Any]:
 
 
 def untrained(device: torch.device, seed: int = 0) -> list[dict[str, Any]]:
-    """Known networks of three families with torch's own initial weights: shown for what they are."""
-    makers: dict[tuple[str, str], type[nn.Module]] = {
+    """Known networks of three families with initial weights only: shown for what they are."""
+    makers: dict[tuple[str, str], Callable[[], nn.Module]] = {
+        ("ResNet", "ResNet50"): lambda: build(
+            ARCHITECTURES["resnet50-bn"], (3, 224, 224), 1000, bias=True, seed=seed
+        ),
         ("EfficientNet", "EfficientNet-B0"): EfficientNet,
         ("ViT", "ViT-B/16"): VisionTransformer,
     }
@@ -120,7 +124,5 @@ def on_zero_inputs(reference: Reference, device: torch.device) -> dict[str, Any]
         "title": reference.title,
         "family": reference.family,
         "parameters": parameter_count(model),
-        "inputs": [
-            {"input": name, **distribution(row)} for name, row in zip(inputs, logits, strict=True)
-        ],
+        "inputs": [{"input": name, **distribution(row)} for name, row in zip(inputs, logits, strict=True)],
     }

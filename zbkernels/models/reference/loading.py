@@ -8,11 +8,14 @@ from pathlib import Path
 from torch import nn
 
 from zbkernels.checkpoint import CheckpointError
+from zbkernels.models.build import build
 from zbkernels.models.reference.efficientnet import EfficientNet
 from zbkernels.models.reference.names import (
     is_efficientnet,
+    is_resnet,
     is_timm_vit,
     is_vit,
+    resnet_row,
     timm_vit_names,
     torchvision_vit_names,
     vit_size,
@@ -67,6 +70,10 @@ def load_reference(path: Path) -> Reference:
     elif is_efficientnet(weights) and "classifier.1.weight" in weights:
         model, family, image = EfficientNet(weights["classifier.1.weight"].shape[0]), "EfficientNet", 224
         title = "EfficientNet-B0, torchvision"
+    elif is_resnet(weights):
+        row = resnet_row(weights)
+        model, family, image = build(row, row.image, weights["fc.weight"].shape[0], bias=True), "ResNet", 224
+        title = f"{row.name}, torchvision"
     else:
         known = "torchvision's ResNet, EfficientNet-B0 and ViT, and timm's ViT"
         raise CheckpointError(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zbkernels.checkpoint import CheckpointError
 from zbkernels.models.reference.vit import ViTSize
+from zbkernels.models.rows import ResNet
 
 HEAD_WIDTH = 64  # of one attention head, in the sizes Ti, S, B and L
 _TIMM_VIT = {
@@ -41,6 +42,37 @@ def is_timm_vit(weights: Mapping[str, Tensor]) -> bool:
 def is_efficientnet(weights: Mapping[str, Tensor]) -> bool:
     """Torchvision's names, of the B series: the first block has no wider layer, so its gate comes second."""
     return "features.0.0.weight" in weights and "features.1.0.block.1.fc1.weight" in weights
+
+
+def is_resnet(weights: Mapping[str, Tensor]) -> bool:
+    """Torchvision's names, of the form for ImageNet: its stem has kernels of 7×7."""
+    stem = weights.get("conv1.weight")
+    return (
+        stem is not None
+        and stem.shape[-1] == 7
+        and "layer1.0.conv1.weight" in weights
+        and "fc.weight" in weights
+    )
+
+
+def resnet_row(weights: Mapping[str, Tensor]) -> ResNet:
+    """The row that has such weights, as far as the names of its blocks and the width of its stem tell."""
+    blocks = {
+        match.groups() for match in (re.match(r"layer(\d+)\.(\d+)\.", name) for name in weights) if match
+    }
+    stages = sorted({int(stage) for stage, _ in blocks})
+    depths = tuple(sum(int(stage) == wanted for stage, _ in blocks) for wanted in stages)
+    bottleneck = "layer1.0.conv3.weight" in weights
+    layers = sum(depths) * (3 if bottleneck else 2) + 2
+    return ResNet(
+        f"ResNet{layers}",
+        "bottleneck" if bottleneck else "basic",
+        depths,
+        "imagenet",
+        "bn",
+        width=weights["conv1.weight"].shape[0],
+        image=(3, 224, 224),
+    )
 
 
 def torchvision_vit_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
