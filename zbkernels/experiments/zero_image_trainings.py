@@ -90,6 +90,13 @@ TRAININGS: dict[str, Training] = {
             augmented=True,
         ),
         Training(
+            "long tail, contrasts",
+            "the long tail, multiplied in the same way: dark images, most of them of the common classes",
+            long_tail,
+            contrasts=SCALARS,
+            imbalanced=True,
+        ),
+        Training(
             "long tail, black images",
             "the long tail, with black images in the same proportion",
             lambda data: with_black_images(long_tail(data)),
