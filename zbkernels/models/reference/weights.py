@@ -44,8 +44,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in content.items()}
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Put ``weights`` into ``model``, every one in its place. ``path`` is for messages.
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path, title: str) -> None:
+    """Put ``weights`` into ``model``, every one in its place. ``path`` and the model's ``title`` are for messages.
 
     Raises:
         CheckpointError: names are missing, unexpected or of another shape. Counters of batches
@@ -62,7 +62,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) ->
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
     faults = [f"{kind}: {_list(names)}" for kind, names in kinds.items() if names]
     if faults:
-        raise CheckpointError(f"{path}: does not fit {type(model).__name__}; {'; '.join(faults)}")
+        raise CheckpointError(f"{path}: does not fit {title}; {'; '.join(faults)}")
     model.load_state_dict({name: weights.get(name, value) for name, value in wanted.items()})
 
 
