@@ -178,7 +178,9 @@ def _near(units: list[Unit]) -> Verdict:
     changed = sum(row["changed"] for unit in units for row in unit["near"])
     entropy = min(unit["near"][-1]["entropy"] for unit in units)
     smallest = units[0]["near"][-1]["scalar"]
-    measured = f"{changed} predictions changed down to s = {smallest:.0e}; mean entropy there {entropy:.6f} log C or more"
+    measured = (
+        f"{changed} predictions changed down to s = {smallest:.0e}; entropy there {entropy:.6f} log C or more"
+    )
     return Verdict(_NEAR, HOLDS if not changed and entropy > 1 - 1e-6 else FAILS, measured)
 
 

@@ -75,18 +75,21 @@ def _read(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path}: refused, since it holds more than tensors and plain values ({_found(error)}), and nothing in a "
-            "file is run; save model.state_dict() instead"
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if named is None:  # another pickle's protocol, or no pickle
+            raise CheckpointError(
+                f"{path}: cannot be read as a torch file of tensors and plain values alone"
+            ) from error
+        raise CheckpointError(  # torch's own message goes on to say how to switch the safeguard off
+            f"{path}: refused, since it holds more than tensors and plain values ({named[1]}), and nothing in a file "
+            "is run; save model.state_dict() instead"
         ) from error
     except Exception as error:  # of many kinds where the bytes are arbitrary
-        raise CheckpointError(f"{path}: cannot be read as a torch file ({error!r})") from error
+        raise CheckpointError(f"{path}: cannot be read as a torch file ({_first_line(error)})") from error
 
 
-def _found(error: Exception) -> str:
-    """What torch came across; the rest of its message is advice to switch the safeguard off."""
-    named = re.search(r"GLOBAL ([\w.]+)", str(error)) or re.search(r"(Unsupported [\w ]+)", str(error))
-    return named[1] if named else type(error).__name__
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
 
 
 def _list(names: list[str]) -> str:
