@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zbkernels.checkpoint import CheckpointError
 from zbkernels.experiments.base import ExperimentError
 from zbkernels.experiments.zero_image_measures import distribution
 from zbkernels.models import ARCHITECTURES, build, parameter_count
@@ -71,7 +72,7 @@ def look_at(text: str, device: torch.device) -> dict[str, Any]:
     Where the package it asks for can't be imported: ``skipped``, the reason.
 
     Raises:
-        CheckpointError: the file can't be used.
+        CheckpointError: the file can't be used, or its network gives no finite logits.
         ExperimentError: see :func:`parse`.
     """
     wanted = parse(text)
@@ -83,7 +84,10 @@ def look_at(text: str, device: torch.device) -> dict[str, Any]:
             reference = load_from_package(wanted.package, wanted.name, wanted.path)
     except PackageUnavailable as error:
         return {**named, "skipped": str(error)}
-    return {**named, **on_zero_inputs(reference, device)}
+    try:
+        return {**named, **on_zero_inputs(reference, device)}
+    except ValueError as error:
+        raise CheckpointError(f"{wanted.path}: {error}") from error
 
 
 def untrained(device: torch.device, seed: int = 0) -> list[dict[str, Any]]:
