@@ -80,5 +80,5 @@ def load_reference(path: Path) -> Reference:
             f"{path}: no known network has such weights ({', '.join(list(weights)[:4])}, ...); known by their names: "
             f"{known}. Others: torchvision:NAME={path} or timm:NAME={path}"
         )
-    load_weights(model, weights, path, title)
+    load_weights(model, weights, str(path), into=title)
     return Reference(model.eval(), family, title, image, normalisations)

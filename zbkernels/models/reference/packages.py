@@ -55,7 +55,7 @@ def load_from_package(package: str, name: str, path: Path) -> Reference:
         raise CheckpointError(
             f"{package}:{name}={path}: {package} makes no such network ({error})"
         ) from error
-    load_weights(model, read_weights(path), path, f"{package}'s {name}")
+    load_weights(model, read_weights(path), str(path), into=f"{package}'s {name}")
     config = getattr(model, "default_cfg", None) or {}  # timm's own, with the normalisation of its weights
     normalisation = (tuple(config.get("mean", IMAGENET[0])), tuple(config.get("std", IMAGENET[1])))
     image = int(config.get("input_size", (3, 224, 224))[-1])
