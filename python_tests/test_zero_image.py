@@ -238,6 +238,17 @@ def test_report_draws_again(smoke: Path) -> None:
     assert (smoke / "figure.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("variant", ["with-bias", "without-bias"])
+def test_a_run_of_one_kind_is_reported(smoke: Path, variant: str, tmp_path: Path) -> None:
+    metrics = metrics_of(smoke)
+    (network,) = metrics["networks"]
+    network["units"] = [unit for unit in network["units"] if unit["variant"] == variant]
+    runner.write_report(zero_image.EXPERIMENT, tmp_path, metrics)
+    text = (tmp_path / "table.md").read_text()
+    assert "networks of this kind were not trained in this run" in text
+    assert f"| balanced, {variant.replace('-', ' ')} |" in text
+
+
 def test_a_cut_off_run_goes_on(smoke: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         runner.run("zero-image", preset="smoke", out=tmp_path, progress=cut_at(quiet(), 300))

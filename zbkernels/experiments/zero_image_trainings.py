@@ -85,7 +85,8 @@ TRAININGS: dict[str, Training] = {
         ),
         Training(
             "black images",
-            f"and one black image for every {BLACK_EVERY}, labelled with each class in turn",
+            f"and one black image for every {BLACK_EVERY}, labelled with each class in turn: the objective gets a term "
+            "that asks for the uniform distribution at the zero image",
             with_black_images,
             augmented=True,
         ),
