@@ -14,6 +14,7 @@ from zbkernels.report import mean
 COLOURS = {"with-bias": "#c2571a", "without-bias": "#1f6f8b"}
 _DARK = "#6e2f0c"  # with biases too, where both are in one panel
 _GREY, _INK = "#8a8f98", "#333333"
+_LEAST = 1e-9  # probability; less is drawn as this
 _STYLES = ("-", "--", ":", "-.")
 
 
@@ -128,10 +129,10 @@ def _draw_known(axes: Any, references: list[dict[str, Any]]) -> None:
             black = each is reference["inputs"][0]
             style = ("-" if black else "--") if reference["trained"] else _STYLES[index % len(_STYLES)]
             label = reference["title"] + ("" if reference["trained"] else ", untrained")
-            axes.plot(np.arange(1, len(ordered) + 1), np.maximum(ordered, 1e-9), style, color=colour,
+            axes.plot(np.arange(1, len(ordered) + 1), np.maximum(ordered, _LEAST), style, color=colour,
                       lw=1.8 if black else 1.0, label=label if black else None)  # fmt: skip
     classes = max(len(reference["inputs"][0]["probabilities"]) for reference in references)
     axes.axhline(1 / classes, color=COLOURS["without-bias"], lw=2.2, zorder=1, label="uniform")
     axes.set(xscale="log", yscale="log", xlabel="class, from the likeliest", ylabel="probability")
     axes.set_title("Known networks; thick: a black picture, thin: the zero tensor", loc="left", fontsize=10.5)
-    axes.legend(frameon=False, fontsize=9, loc="lower left")
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
