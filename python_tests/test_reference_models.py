@@ -365,6 +365,18 @@ def test_names_that_do_not_fit_are_listed(vit_file: Path) -> None:
         load_reference(vit_file)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("conv_proj.weight", torch.zeros(3)), ("encoder.pos_embedding", torch.zeros(())), ("class_token", None)],
+)
+def test_odd_shapes_are_refused_too(name: str, value: Tensor | None, vit_file: Path) -> None:
+    state = torch.load(vit_file, weights_only=True)
+    state[name] = torch.zeros(7) if value is None else value
+    torch.save(state, vit_file)
+    with pytest.raises(CheckpointError, match=r"vit\.pth: its tensors (have shapes of no known|don't fit)"):
+        load_reference(vit_file)
+
+
 def test_a_vit_of_another_form_is_refused(vit_file: Path) -> None:
     state = torch.load(vit_file, weights_only=True)
     state["encoder.pos_embedding"] = torch.zeros(1, 18, 64)
@@ -415,7 +427,9 @@ def test_timms_own_normalisation_is_used(monkeypatch: pytest.MonkeyPatch, vit_fi
 
     timm.create_model = create_model  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "timm", timm)
+    assert load_from_package("timm", "vit_tiny", vit_file).family == "ViT"
     reference = load_from_package("timm", "tiny", vit_file)
+    assert reference.family == "tiny"
     assert reference.image == 32
     assert reference.normalisations == {"timm's": ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))}
 

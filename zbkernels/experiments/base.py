@@ -45,9 +45,8 @@ class RunSettings:
     device: str
     variants: tuple[str, ...]
     form: str  # of the zero-bias networks: "fused" or "plain"
-    checkpoints: Mapping[str, str] = field(
-        default_factory=dict
-    )  # as the user wrote them -> SHA-256 of the file
+    # of networks that others trained: as the user wrote each -> SHA-256 of the file
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -206,11 +206,8 @@ def device_named(name: str) -> str:
 def _finished(folder: Path, settings: RunSettings) -> bool:
     if not (folder / "metrics.json").exists() or not (folder / "config.json").exists():
         return False
-    found = {
-        "checkpoints": {},
-        **read_json(folder / "config.json").get("settings", {}),
-    }  # older runs had none
-    return found == _json(settings)
+    found = read_json(folder / "config.json").get("settings", {})
+    return {"checkpoints": {}, **found} == _json(settings)  # runs of older versions had none
 
 
 def _json(settings: RunSettings) -> dict[str, Any]:

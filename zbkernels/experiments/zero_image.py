@@ -107,8 +107,9 @@ def run(context: RunContext) -> dict[str, Any]:
     looked_at = [look_at(text, context.device) for text in settings.checkpoints]
     sets = {network.data: _load(network.data, preset, context) for network in preset.networks}
     for network in preset.networks:
+        altered = {training.name: training.alter(sets[network.data]) for training in TRAININGS.values()}
         for training, seed, _ in _wanted(network, context):
-            expect(context, training.alter(sets[network.data]), _config(network, training, seed))
+            expect(context, altered[training.name], _config(network, training, seed))
     return {
         "experiment": "zero-image",
         "preset": settings.preset,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from zbkernels.checkpoint import CheckpointError
 from zbkernels.models.build import build
@@ -24,9 +24,8 @@ from zbkernels.models.reference.names import (
 from zbkernels.models.reference.vit import VisionTransformer
 from zbkernels.models.reference.weights import load_weights, read_weights
 
-Normalisation = tuple[
-    tuple[float, float, float], tuple[float, float, float]
-]  # mean and deviation of each channel
+# Mean and deviation of each channel.
+Normalisation = tuple[tuple[float, float, float], tuple[float, float, float]]
 IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALVES: Normalisation = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # of many of timm's vision transformers
 
@@ -36,7 +35,7 @@ class Reference:
     """A network with its weights, in evaluation mode.
 
     Attributes:
-        family: "ResNet", "EfficientNet", "ViT", or a package's own name of the network.
+        family: "ResNet", "EfficientNet", "ViT", or a package's own name of a network of none of these.
         title: the network's name and whose names its parameters have.
         image: side of its square images.
         normalisations: what may be done to pixels in [0, 1] before it sees them, by name. Weights do not tell which
@@ -57,6 +56,16 @@ def load_reference(path: Path) -> Reference:
         CheckpointError: see :func:`read_weights` and :func:`load_weights`; or the names are of no known network.
     """
     weights = read_weights(path)
+    try:
+        reference, weights = _made_for(weights, path)
+    except (ValueError, IndexError, RuntimeError) as error:  # shapes that no network of these names has
+        raise CheckpointError(f"{path}: its tensors have shapes of no known network ({error})") from error
+    load_weights(reference.model, weights, str(path), into=reference.title)
+    return reference
+
+
+def _made_for(weights: dict[str, Tensor], path: Path) -> tuple[Reference, dict[str, Tensor]]:
+    """The network that has such weights, with others of its own, and the weights by its own names."""
     normalisations = {"ImageNet": IMAGENET}
     model: nn.Module
     if is_vit(weights) or is_timm_vit(weights):
@@ -80,5 +89,4 @@ def load_reference(path: Path) -> Reference:
             f"{path}: no known network has such weights ({', '.join(list(weights)[:4])}, ...); known by their names: "
             f"{known}. Others: torchvision:NAME={path} or timm:NAME={path}"
         )
-    load_weights(model, weights, str(path), into=title)
-    return Reference(model.eval(), family, title, image, normalisations)
+    return Reference(model.eval(), family, title, image, normalisations), weights

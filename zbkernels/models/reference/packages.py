@@ -16,6 +16,12 @@ from zbkernels.models.reference.loading import IMAGENET, Reference
 from zbkernels.models.reference.weights import load_weights, read_weights
 
 PACKAGES = ("torchvision", "timm")
+_FAMILIES = {
+    "resnet": "ResNet",
+    "efficientnet": "EfficientNet",
+    "vit": "ViT",
+    "deit": "ViT",
+}  # by how a name begins
 
 
 class PackageUnavailable(Exception):
@@ -60,4 +66,5 @@ def load_from_package(package: str, name: str, path: Path) -> Reference:
     normalisation = (tuple(config.get("mean", IMAGENET[0])), tuple(config.get("std", IMAGENET[1])))
     image = int(config.get("input_size", (3, 224, 224))[-1])
     said = f"{package}'s" if config else "ImageNet"
-    return Reference(model.eval(), name, f"{name}, {package}", image, {said: normalisation})
+    family = next((family for begins, family in _FAMILIES.items() if name.startswith(begins)), name)
+    return Reference(model.eval(), family, f"{name}, {package}", image, {said: normalisation})
