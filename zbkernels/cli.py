@@ -64,6 +64,13 @@ def run(
         list[str] | None, typer.Option(help="Only this kind of network (may be repeated)")
     ] = None,
     form: Annotated[str, typer.Option(help="Zero-bias networks on fused or plain layers")] = "fused",
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="zero-image: weights of a torchvision or timm network, as PATH, torchvision:NAME=PATH or "
+            "timm:NAME=PATH (may be repeated)"
+        ),
+    ] = None,
     time_epochs: Annotated[bool, typer.Option("--time-epochs", help="Also do what `zb time` does")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over, whatever is there")] = False,
 ) -> None:
@@ -80,6 +87,7 @@ def run(
             seeds=_seeds(seeds),
             variants=tuple(variant) if variant else None,
             form=form,
+            checkpoints=tuple(checkpoint or ()),
             time_epochs=time_epochs,
             force=force,
         )

@@ -17,6 +17,7 @@ EXPERIMENTS: dict[str, str] = {
     "nap-tradeoff": "zbkernels.experiments.nap_tradeoff",
     "convex-region": "zbkernels.experiments.convex_region",
     "regions": "zbkernels.experiments.regions",
+    "zero-image": "zbkernels.experiments.zero_image",
 }
 
 

@@ -45,6 +45,8 @@ class RunSettings:
     device: str
     variants: tuple[str, ...]
     form: str  # of the zero-bias networks: "fused" or "plain"
+    # of networks that others trained: as the user wrote each -> SHA-256 of the file
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -72,6 +74,8 @@ class Experiment:
         figure: metrics and a path -> a PNG file there.
         time_epochs: measures training epochs in each form, for the metrics' "timing" (see :mod:`epoch_timing`); None:
             nothing to compare.
+        checkpoint_digest: what the user wrote after ``--checkpoint`` -> SHA-256 of the file; None: the experiment
+            takes no checkpoints.
     """
 
     name: str
@@ -83,3 +87,4 @@ class Experiment:
     table: Callable[[dict[str, Any]], str]
     figure: Callable[[dict[str, Any], Path], None]
     time_epochs: Callable[[RunContext], dict[str, Any]] | None = field(default=None)
+    checkpoint_digest: Callable[[str], str] | None = field(default=None)

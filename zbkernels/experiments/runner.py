@@ -31,6 +31,7 @@ def run(
     seeds: tuple[int, ...] | None = None,
     variants: tuple[str, ...] | None = None,
     form: str = "fused",
+    checkpoints: tuple[str, ...] = (),
     time_epochs: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -44,6 +45,7 @@ def run(
         data: folder of the image sets; None: ``$ZBKERNELS_DATA``.
         seeds, variants: instead of the preset's seeds and of all kinds of network.
         form: of the zero-bias networks, "fused" (zbkernels.nn) or "plain" (torch layers).
+        checkpoints: of networks that others trained, for an experiment that looks at such.
         time_epochs: also measure training epochs in each form, as :func:`time_epochs_of` does alone.
         force: throw away what is there and start over.
 
@@ -51,7 +53,7 @@ def run(
         ExperimentError, DataError, CheckpointError, TrainingError: with one line for the user.
     """
     experiment = get(name)
-    settings = _settings(experiment, preset, device, seeds, variants, form)
+    settings = _settings(experiment, preset, device, seeds, variants, form, checkpoints)
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
     if not force and not time_epochs and _finished(folder, settings):
@@ -146,6 +148,7 @@ def _settings(
     seeds: tuple[int, ...] | None,
     variants: tuple[str, ...] | None,
     form: str,
+    checkpoints: tuple[str, ...] = (),
 ) -> RunSettings:
     if preset not in experiment.presets:
         raise ExperimentError(
@@ -163,8 +166,19 @@ def _settings(
         raise ExperimentError(
             f"expected different seeds, 0 or larger, got {','.join(map(str, chosen)) or 'none'}"
         )
+    if checkpoints and experiment.checkpoint_digest is None:
+        raise ExperimentError(f"{experiment.name} takes no --checkpoint; zero-image does")
+    digests = {
+        text: experiment.checkpoint_digest(text) for text in checkpoints if experiment.checkpoint_digest
+    }
     return RunSettings(
-        experiment.name, preset, chosen, device_named(device), variants or experiment.variants, form
+        experiment.name,
+        preset,
+        chosen,
+        device_named(device),
+        variants or experiment.variants,
+        form,
+        digests,
     )
 
 
@@ -192,7 +206,8 @@ def device_named(name: str) -> str:
 def _finished(folder: Path, settings: RunSettings) -> bool:
     if not (folder / "metrics.json").exists() or not (folder / "config.json").exists():
         return False
-    return read_json(folder / "config.json").get("settings") == _json(settings)
+    found = read_json(folder / "config.json").get("settings", {})
+    return {"checkpoints": {}, **found} == _json(settings)  # runs of older versions had none
 
 
 def _json(settings: RunSettings) -> dict[str, Any]:
