@@ -159,9 +159,13 @@ def test_the_whole_of_cifar10_is_50000_images_5000_of_each_class(tmp_path: Path)
     for name in (*(name for name, _ in CIFAR10.train), "test_batch"):
         (folder / name).write_bytes(batch)
     (folder / "batches.meta").write_bytes(python2_pickle({"label_names": [*"abcdefghij"]}))
-    with pytest.raises(DataError, match="data_batch_1: damaged: it holds 10,000 images, but not the official"):
+    with pytest.raises(
+        DataError, match="data_batch_1: damaged: it holds 10,000 images, but not the official"
+    ):
         image_sets.load("cifar-10", tmp_path)
-    data = load_cifar(replace(made_official(CIFAR10, folder), train=CIFAR10.train, test=CIFAR10.test), tmp_path)
+    data = load_cifar(
+        replace(made_official(CIFAR10, folder), train=CIFAR10.train, test=CIFAR10.test), tmp_path
+    )
     assert data.official
     assert data.train.images.shape == (50_000, 3, 32, 32)
     assert data.train.labels.bincount().tolist() == [5_000] * 10
