@@ -169,9 +169,9 @@ def test_mixups_weights_are_betas() -> None:
     torch.manual_seed(0)
     image = torch.ones(2, 1, 1, 1)
     for alpha in (0.2, 0.7, 2.0):
-        drawn = torch.tensor([augment.mixup(image, alpha)[2] for _ in range(4000)])
-        assert drawn.mean() == pytest.approx(0.5, abs=0.03)
-        assert drawn.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.08)
+        drawn = torch.tensor([augment.mixup(image, alpha)[2] for _ in range(1500)])
+        assert drawn.mean() == pytest.approx(0.5, abs=0.05)
+        assert drawn.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.12)
 
 
 def test_contrasts_have_equal_chances_and_the_epoch_keeps_its_length() -> None:
