@@ -171,8 +171,7 @@ def joined(device: str) -> Iterator[torch.device]:
         ) from error
     finally:
         _team = Team()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    dist.destroy_process_group()  # not after a failure: nccl's would wait for the rank that is gone
 
 
 def _own_device(device: str) -> torch.device:
