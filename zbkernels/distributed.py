@@ -120,7 +120,7 @@ _team = Team()
 
 
 def team() -> Team:
-    """The team of the innermost :func:`joined`; one process alone outside of it."""
+    """The team within :func:`joined`; one process alone outside of it."""
     return _team
 
 
