@@ -44,9 +44,8 @@ def sweep(
         more, larger = _compared(base, scaled, labels)
         counts = _wider(counts, more.shape[1]) + more
         margins = torch.maximum(margins, larger)
-    columns = team.max(
-        torch.tensor(counts.shape[1], device=device)
-    )  # a rank without images has seen no class
+    # A rank without images has seen no class.
+    columns = team.max(torch.tensor(counts.shape[1], device=device))
     counts = team.sum(_wider(counts, int(columns)).to(device)).cpu()
     margins = team.max(margins.to(device)).cpu()
     return [
