@@ -13,6 +13,7 @@ __all__ = ["EXPERIMENTS", "Experiment", "ExperimentError", "Preset", "get"]
 EXPERIMENTS: dict[str, str] = {
     "table1-mnist": "zbkernels.experiments.table1_mnist",
     "table1-fashion": "zbkernels.experiments.table1_fashion",
+    "augmentation": "zbkernels.experiments.augmentation",
     "interpolation": "zbkernels.experiments.interpolation",
     "nap-tradeoff": "zbkernels.experiments.nap_tradeoff",
     "convex-region": "zbkernels.experiments.convex_region",

@@ -6,7 +6,8 @@ One unit of work (see :mod:`units`) is one network, (with or without bias) × se
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,28 @@ from zbkernels.train import Epoch, TrainConfig, memory_format
 LEARNING_RATE = 0.01  # Appendix C; Adadelta otherwise as in PyTorch: rho 0.9, eps 1e-6
 
 
+def adadelta(preset: Preset, seed: int) -> TrainConfig:
+    """How the paper trains its two small networks (Appendix C)."""
+    return TrainConfig(preset.epochs, preset.batch_size, LEARNING_RATE, "adadelta", seed)
+
+
 @dataclass(frozen=True)
 class Row:
-    """One pair of rows of the table: an architecture on an image set."""
+    """One pair of rows of the table: an architecture on an image set.
+
+    Attributes:
+        data: the image set the paper used.
+        layout: memory format of weights and images.
+        paper: variant -> accuracy (%) at each of SCALARS; {}: the paper gives none.
+        recipe: (preset, seed) -> how to train; ``layout`` goes into it.
+    """
 
     experiment: str
     architecture: str
-    data: str  # the image set the paper used
-    layout: str  # memory format of weights and images
-    paper: dict[str, tuple[float, ...]]  # variant -> accuracy (%) at each of SCALARS
+    data: str
+    layout: str
+    paper: dict[str, tuple[float, ...]]
+    recipe: Callable[[Preset, int], TrainConfig] = adadelta
 
 
 def run(row: Row, context: RunContext) -> dict[str, Any]:
@@ -92,7 +106,7 @@ def load_data(preset: Preset, root: str | Path | None) -> image_sets.Dataset:
 
 
 def unit_config(row: Row, preset: Preset, seed: int) -> TrainConfig:
-    return TrainConfig(preset.epochs, preset.batch_size, LEARNING_RATE, "adadelta", seed, row.layout)
+    return replace(row.recipe(preset, seed), memory_format=row.layout)
 
 
 def new_model(

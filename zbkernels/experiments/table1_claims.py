@@ -25,7 +25,7 @@ def verdicts(metrics: dict[str, Any]) -> list[Verdict]:
     return [
         _number("with bias", with_bias, metrics["paper"]["with-bias"][0], why),
         _number("without bias", without, metrics["paper"]["without-bias"][0], why),
-        _invariance(without) if without else Verdict(_INVARIANCE, NOT_TESTABLE, missing),
+        invariance(without) if without else Verdict(_INVARIANCE, NOT_TESTABLE, missing),
         _decline(with_bias, metrics, why or ("" if with_bias else missing)),
         _curve(with_bias, metrics, why or ("" if with_bias else missing)),
         _similar(with_bias, without, why or ("" if both else missing)),
@@ -51,7 +51,7 @@ def _number(label: str, units: list[dict[str, Any]], paper: float, why: str) -> 
     )
 
 
-def _invariance(units: list[dict[str, Any]]) -> Verdict:
+def invariance(units: list[dict[str, Any]]) -> Verdict:
     rows = [row for unit in units for row in unit["sweep"]]
     changed = sum(row["changed"] for row in rows)
     where = f"over {len(rows) // len(units)} scalars and {len(units)} network{'s' if len(units) > 1 else ''}"
@@ -102,7 +102,7 @@ def _similar(with_bias: list[dict[str, Any]], without: list[dict[str, Any]], why
     one = [unit["sweep"][0]["accuracy"] for unit in with_bias]
     other = [unit["sweep"][0]["accuracy"] for unit in without]
     gap = mean(other) - mean(one)
-    verdict = judge(gap, SAME_ACCURACY, _pooled(one, other))
+    verdict = judge(gap, SAME_ACCURACY, pooled_spread(one, other))
     return Verdict(claim, verdict, f"{mean(one):.2f} % with, {mean(other):.2f} % without: {gap:+.2f}")
 
 
@@ -137,7 +137,7 @@ def _losses(with_bias: list[dict[str, Any]], without: list[dict[str, Any]], why:
             other = [unit["epochs"][index][key] for unit in without]
             gap = abs(mean(one) - mean(other))
             largest = max(largest, gap / mean(one))
-            pooled = _pooled(one, other)
+            pooled = pooled_spread(one, other)
             noise_explains &= gap <= SAME_LOSS * mean(one) or (pooled is not None and gap <= 2 * pooled)
     verdict = HOLDS if largest <= SAME_LOSS else WITHIN_SPREAD if noise_explains else FAILS
     return Verdict(
@@ -159,7 +159,7 @@ def _zero_image(with_bias: list[dict[str, Any]], without: list[dict[str, Any]]) 
     return Verdict(_ZERO_IMAGE, HOLDS if holds else FAILS, measured)
 
 
-def _pooled(one: list[float], other: list[float]) -> float | None:
+def pooled_spread(one: list[float], other: list[float]) -> float | None:
     """Standard deviation of the difference of two means' underlying values, from both samples."""
     a, b = spread(one), spread(other)
     return None if a is None or b is None else math.sqrt((a * a + b * b) / 2)

@@ -11,7 +11,7 @@ from zbkernels.experiments.table1_claims import verdicts
 from zbkernels.report import markdown_table, mean, spread, verdict_table
 
 LABELS = {"with-bias": "with bias", "without-bias": "without bias"}
-_COLOURS = {"with-bias": "#c2571a", "without-bias": "#1f6f8b"}
+COLOURS = {"with-bias": "#c2571a", "without-bias": "#1f6f8b"}
 
 
 def table(metrics: dict[str, Any]) -> str:
@@ -135,7 +135,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
         units = units_of(metrics, variant)
         if not units:
             continue
-        colour = _COLOURS[variant]
+        colour = COLOURS[variant]
         ours = [[unit["sweep"][i]["accuracy"] for unit in units] for i in range(len(scalars))]
         accuracy.fill_between(
             scalars, [min(v) for v in ours], [max(v) for v in ours], color=colour, alpha=0.18, lw=0
