@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zbkernels.data import Dataset
 from zbkernels.experiments import augmentation_report, table1, table1_fashion, table1_mnist
 from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.contrast import SCALARS
@@ -59,8 +60,8 @@ def _part(
 ) -> dict[str, Any]:
     """Train the augmented networks of a row of Table 1, each image set in a folder of its own."""
 
-    def recipe(preset: Preset, seed: int) -> TrainConfig:
-        return replace(row.recipe(preset, seed), contrasts=SCALARS)
+    def recipe(preset: Preset, data: Dataset, seed: int) -> TrainConfig:
+        return replace(row.recipe(preset, data, seed), contrasts=SCALARS)
 
     inner = replace(
         context,

@@ -15,9 +15,9 @@ def table(metrics: dict[str, Any]) -> str:
     """The whole report of a run: for each image set accuracies, verdicts and training."""
     lines = [
         f"# {metrics['experiment']}, preset {metrics['preset']}\n",
-        "Each time an image is trained on, it is multiplied by one of the eleven scalars, drawn anew: an epoch keeps its",
-        "length, so these networks see as many images and make as many steps as those trained on plain images. The paper",
-        "describes the outcome in words and gives no numbers.\n",
+        "Each time an image is trained on, it is multiplied by one of the eleven scalars, drawn anew: an epoch keeps",
+        "its length, so these networks see as many images and make as many steps as those trained on plain images.",
+        "The paper describes the outcome in words and gives no numbers.\n",
     ]
     for part in metrics["parts"]:
         lines += [f"## {part['augmented']['data']['title']}\n", _heading(part), _accuracies(part)]
@@ -97,7 +97,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     parts = metrics["parts"]
-    canvas = Figure(figsize=(5.6 * len(parts) + 0.4, 4.3), layout="constrained")
+    canvas = Figure(figsize=(5.6 * len(parts) + 0.4, 4.8), layout="constrained")
     for axes, part in zip(canvas.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
         for kind, style, width in (("plain", (0, (1.5, 1.5)), 1.6), ("augmented", "-", 2.2)):
             for variant in LABELS if part[kind] is not None else ():
@@ -119,8 +119,9 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
         axes.set_xticks([1, 0.1, 0.01, 0.001, 0.0001], ["1", "0.1", "0.01", "0.001", "0.0001"])
         axes.minorticks_off()
         axes.set_title(part["augmented"]["data"]["title"], loc="left", fontsize=11)
-        axes.legend(frameon=False, fontsize=9, loc="lower left")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, lw=0.6)
+    lines = {line.get_label(): line for axes in canvas.axes for line in axes.get_lines()}
+    canvas.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     canvas.suptitle(f"{metrics['experiment']} ({metrics['preset']})", fontsize=12)
     canvas.savefig(path, dpi=150)

@@ -7,16 +7,21 @@ from typing import Any
 
 from zbkernels.experiments import epoch_timing
 from zbkernels.experiments.progress import duration
-from zbkernels.experiments.table1_claims import verdicts
+from zbkernels.experiments.table1_claims import kinds_of, pairs_of, verdicts
 from zbkernels.report import markdown_table, mean, spread, verdict_table
 
 LABELS = {"with-bias": "with bias", "without-bias": "without bias"}
 COLOURS = {"with-bias": "#c2571a", "without-bias": "#1f6f8b"}
+_MORE = {True: ("#e0a458", "#8c3a3a"), False: ("#69b3a2", "#5a5f9e")}  # of further kinds, with bias and without
 
 
 def table(metrics: dict[str, Any]) -> str:
     """The whole report of a run: accuracies, verdicts, training details, losses, and the time of an epoch."""
-    parts = [_heading(metrics), _accuracies(metrics), "## Claims\n", verdict_table(verdicts(metrics))]
+    parts = [_heading(metrics), _accuracies(metrics), "## Claims\n"]
+    pairs = pairs_of(metrics)
+    for title, pair in pairs:
+        parts += [f"### {title[0].upper()}{title[1:]}\n"] if len(pairs) > 1 else []
+        parts.append(verdict_table(verdicts(pair)))
     parts += ["## Training\n", _training(metrics), "## Losses, mean over the seeds\n", _losses(metrics)]
     if metrics.get("timing"):
         parts += ["## Time of one training epoch\n", epoch_timing.table(metrics["timing"])]
@@ -27,44 +32,61 @@ def units_of(metrics: dict[str, Any], variant: str) -> list[dict[str, Any]]:
     return [unit for unit in metrics["units"] if unit["variant"] == variant]
 
 
+def colours_of(metrics: dict[str, Any]) -> dict[str, str]:
+    """Kind -> its colour in figures."""
+    more = {bias: iter(colours) for bias, colours in _MORE.items()}
+    return {
+        kind["name"]: COLOURS.get(kind["name"]) or next(more[kind["bias"]]) for kind in kinds_of(metrics)
+    }
+
+
 def _heading(metrics: dict[str, Any]) -> str:
     data, training = metrics["data"], metrics["training"]
     lines = [
         f"# {metrics['experiment']}, preset {metrics['preset']}\n",
         f"- Data: **{data['title']}**, {data['train_images']:,} training images, {data['test_images']:,} for tests.",
-        f"- Network: {metrics['architecture']['layers']}; {training['initialisation']}. The paper gives no sizes.",
+        f"- Network: {metrics['architecture']['layers']}; {training['initialisation']}. "
+        f"{metrics['architecture'].get('remark', 'The paper gives no sizes')}.",
         f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['epochs']} epochs, "
         f"batch {training['batch_size']}, {training['loss']}.",
     ]
     if data["note"]:
         lines.append(f"- Note on the data: {data['note']}.")
-    if not data["as_in_paper"]:
+    if metrics.get("reduced"):
+        lines.append(f"- Reduced: {'; '.join(metrics['reduced'])}.")
+    if data.get("stand_in_for"):
         lines.append(
-            "- **Not the paper's data: its numbers are shown for orientation and are not compared.**"
+            f"- **A result about the colour composite, which stands in for {data['stand_in_for'].upper()}. The paper's "
+            "numbers are of another image set: they are not shown and not compared.**"
         )
+    elif not data["as_in_paper"]:
+        lines.append(f"- **{_unlike(metrics)}: its numbers are shown for orientation and are not compared.**")
     return "\n".join(lines) + "\n"
+
+
+def _unlike(metrics: dict[str, Any]) -> str:
+    return "Not the paper's settings" if metrics["data"].get("judged_reduced") else "Not the paper's data"
 
 
 def _accuracies(metrics: dict[str, Any]) -> str:
     """Test accuracy in %, paper / ours / difference, one column per scalar."""
     comparable = metrics["data"]["as_in_paper"]
     rows = []
-    for variant, label in LABELS.items():
-        units = units_of(metrics, variant)
-        if not units:
-            continue
-        paper = metrics["paper"][variant]
-        ours = [[unit["sweep"][i]["accuracy"] for unit in units] for i in range(len(paper))]
+    for kind in kinds_of(metrics):
+        label, units = kind["label"], units_of(metrics, kind["name"])
+        paper = metrics["paper"].get(kind["name"])
+        ours = [[unit["sweep"][i]["accuracy"] for unit in units] for i in range(len(metrics["scalars"]))]
         seeds = f"{len(units)} seeds" if len(units) > 1 else f"seed {units[0]['seed']}"
-        rows.append([f"{label}: paper", *(f"{value:.2f}" for value in paper)])
+        if paper and not metrics["data"].get("stand_in_for"):
+            rows.append([f"{label}: paper", *(f"{value:.2f}" for value in paper)])
         rows.append([f"{label}: ours, {seeds}", *(f"{mean(values):.2f}" for values in ours)])
         if len(units) > 1:
             rows.append([f"{label}: standard deviation", *(f"{spread(values):.2f}" for values in ours)])
-        if comparable:
+        if comparable and paper:
             gaps = [mean(values) - p for values, p in zip(ours, paper, strict=True)]
             rows.append([f"{label}: difference", *(f"{gap:+.2f}" for gap in gaps)])
-        if variant == "without-bias":
-            changed = [[unit["sweep"][i]["changed"] for unit in units] for i in range(len(paper))]
+        if not kind["bias"]:
+            changed = [[unit["sweep"][i]["changed"] for unit in units] for i in range(len(ours))]
             rows.append(
                 [f"{label}: predictions unlike those at 1, by seed", *(_list(counts) for counts in changed)]
             )
@@ -73,11 +95,12 @@ def _accuracies(metrics: dict[str, Any]) -> str:
 
 def _training(metrics: dict[str, Any]) -> str:
     rows = []
+    labels = {kind["name"]: kind["label"] for kind in kinds_of(metrics)}
     for unit in metrics["units"]:
         last = unit["epochs"][-1]
         rows.append(
             [
-                LABELS[unit["variant"]],
+                labels[unit["variant"]],
                 str(unit["seed"]),
                 {"fused": "fused layers", "plain": "plain torch layers"}[unit["form"]],
                 f"{unit['parameters']:,}",
@@ -104,14 +127,14 @@ def _training(metrics: dict[str, Any]) -> str:
 
 
 def _losses(metrics: dict[str, Any]) -> str:
-    variants = [variant for variant in LABELS if units_of(metrics, variant)]
+    kinds = {kind["name"]: kind["label"] for kind in kinds_of(metrics)}
     header = ["epoch"]
-    header += [f"{LABELS[variant]}, {kind}" for kind in ("train", "test") for variant in variants]
+    header += [f"{label}, {split}" for split in ("train", "test") for label in kinds.values()]
     rows = []
     for index in range(metrics["training"]["epochs"]):
         row = [str(index + 1)]
         for key in ("train_loss", "test_loss"):
-            row += [f"{mean(_at_epoch(metrics, variant, index, key)):.4f}" for variant in variants]
+            row += [f"{mean(_at_epoch(metrics, variant, index, key)):.4f}" for variant in kinds]
         rows.append(row)
     return markdown_table(header, rows)
 
@@ -131,30 +154,22 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     canvas = Figure(figsize=(11, 4.3), layout="constrained")
     accuracy, loss = canvas.subplots(1, 2)
     scalars = metrics["scalars"]
-    for variant, label in LABELS.items():
-        units = units_of(metrics, variant)
-        if not units:
-            continue
-        colour = COLOURS[variant]
+    colours = colours_of(metrics)
+    for kind in kinds_of(metrics):
+        variant, label, colour = kind["name"], kind["label"], colours[kind["name"]]
+        units, paper = units_of(metrics, variant), metrics["paper"].get(variant)
         ours = [[unit["sweep"][i]["accuracy"] for unit in units] for i in range(len(scalars))]
         accuracy.fill_between(
             scalars, [min(v) for v in ours], [max(v) for v in ours], color=colour, alpha=0.18, lw=0
         )
         accuracy.plot(scalars, [mean(v) for v in ours], color=colour, lw=2, label=f"{label}, ours")
-        accuracy.plot(
-            scalars,
-            metrics["paper"][variant],
-            "o",
-            mfc="white",
-            mec=colour,
-            ms=6,
-            mew=1.4,
-            label=f"{label}, paper",
-        )
+        if paper and not metrics["data"].get("stand_in_for"):
+            style = {"mfc": "white", "mec": colour, "ms": 6, "mew": 1.4}
+            accuracy.plot(scalars, paper, "o", label=f"{label}, paper", **style)
         epochs = range(1, metrics["training"]["epochs"] + 1)
-        for key, style, kind in (("train_loss", (0, (2, 1.5)), "training"), ("test_loss", "-", "test")):
+        for key, dashes, split in (("train_loss", (0, (2, 1.5)), "training"), ("test_loss", "-", "test")):
             curve = [mean(_at_epoch(metrics, variant, i - 1, key)) for i in epochs]
-            loss.plot(epochs, curve, color=colour, ls=style, lw=1.8, label=f"{label}, {kind}")
+            loss.plot(epochs, curve, color=colour, ls=dashes, lw=1.8, label=f"{label}, {split}")
     accuracy.set(xscale="log", xlabel="scalar that multiplies the test images", ylabel="test accuracy (%)")
     accuracy.set(ylim=(0, 100))
     accuracy.invert_xaxis()
