@@ -14,7 +14,7 @@ from zbkernels.benchmarking.cases import CLASSES, ModelCase
 from zbkernels.benchmarking.check import Wrong, relative_error
 from zbkernels.benchmarking.contestants import Contestant
 from zbkernels.benchmarking.onnx_nodes import nodes_of
-from zbkernels.models import ARCHITECTURES, Linear, build, layer_kernels
+from zbkernels.models import ARCHITECTURES, Architecture, Linear, build, layer_kernels
 
 # So small that the steps of a measurement change no weight by more than some roundings: every sample of every
 # contestant is then the same step. At an ordinary rate the loss falls meanwhile, by more where more calls fit in a
@@ -99,7 +99,8 @@ class ModelProblem:
         return found
 
     def _all_linear(self) -> bool:
-        return all(isinstance(block, Linear) for block in ARCHITECTURES[self.case.model].blocks)
+        row = ARCHITECTURES[self.case.model]
+        return isinstance(row, Architecture) and all(isinstance(block, Linear) for block in row.blocks)
 
     def _model(self, *, fused: bool) -> nn.Sequential:
         model = build(ARCHITECTURES[self.case.model], self.case.image, CLASSES, fused=fused)

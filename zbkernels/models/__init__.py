@@ -2,13 +2,14 @@
 
 from zbkernels.models.build import build, initialise, parameter_count
 from zbkernels.models.kernels import layer_kernels
-from zbkernels.models.rows import ARCHITECTURES, Architecture, Conv, Linear, Residual
+from zbkernels.models.rows import ARCHITECTURES, Architecture, Conv, Linear, Residual, ResNet
 
 __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "Conv",
     "Linear",
+    "ResNet",
     "Residual",
     "build",
     "initialise",
