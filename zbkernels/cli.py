@@ -218,6 +218,10 @@ def _options(
 
 def _show(folder: Path) -> None:
     """A run's table as text: it stays readable when it is piped into a file."""
+    from zbkernels.distributed import speaks
+
+    if not speaks():
+        return
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"{folder / 'table.md'}  {folder / 'figure.png'}")
 
@@ -238,6 +242,7 @@ def _one_line_errors(when_interrupted: str = "stopped") -> Iterator[None]:
     """Turn errors that are the user's to mend into one line and exit code 1; other faults show as they are."""
     from zbkernels.checkpoint import CheckpointError
     from zbkernels.data import DataError
+    from zbkernels.distributed import DistributedError
     from zbkernels.experiments import ExperimentError
     from zbkernels.nap import RecordingError
     from zbkernels.nap.sources import NapError
@@ -253,6 +258,7 @@ def _one_line_errors(when_interrupted: str = "stopped") -> Iterator[None]:
         ReportError,
         TrainingError,
         CheckpointError,
+        DistributedError,
         TuningError,
         RecordingError,
         NapError,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from zbkernels.data.cifar import load_cifar10, load_cifar100
 from zbkernels.data.composite import load_composite, load_composite_garments
 from zbkernels.data.dataset import DataError, Dataset, Split
 from zbkernels.data.digits import load_digits
@@ -20,6 +21,8 @@ __all__ = [
     "Dataset",
     "Split",
     "load",
+    "load_cifar10",
+    "load_cifar100",
     "load_composite",
     "load_composite_garments",
     "load_digits",
@@ -30,6 +33,8 @@ __all__ = [
 DATASETS: dict[str, Callable[[str | Path | None], Dataset]] = {
     "mnist": load_mnist,
     "fashion-mnist": load_fashion_mnist,
+    "cifar-10": load_cifar10,
+    "cifar-100": load_cifar100,
     "composite": load_composite,
     "composite-10": load_composite_garments,
     "digits": load_digits,

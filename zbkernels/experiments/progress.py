@@ -9,16 +9,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from zbkernels import distributed
+
 
 class Progress:
     """Counts batches over all units of a run. Used as a context manager.
 
     Args:
-        console: where to write. On anything but a terminal no bar is drawn and finished epochs are printed.
+        console: where to write; None: the standard output, on rank 0 alone where torchrun started several processes.
+            On anything but a terminal no bar is drawn and finished epochs are printed.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or Console(quiet=not distributed.speaks())
         self._bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),

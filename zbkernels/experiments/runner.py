@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from zbkernels import distributed
 from zbkernels._version import __version__
 from zbkernels.experiments import get
 from zbkernels.experiments.base import Experiment, ExperimentError, RunContext, RunSettings
@@ -37,7 +38,8 @@ def run(
 ) -> Path:
     """Run the experiment ``name`` into ``<out>/<name>-<preset>`` and return that folder.
 
-    A run that is finished there with the same settings is left alone; one that was cut off goes on.
+    A run that is finished there with the same settings is left alone; one that was cut off goes on. Processes that
+    torchrun started train each network together, and rank 0 writes (:mod:`zbkernels.distributed`).
 
     Args:
         device: "auto" (CUDA where there is one), or a torch device.
@@ -48,21 +50,29 @@ def run(
         force: throw away what is there and start over.
 
     Raises:
-        ExperimentError, DataError, CheckpointError, TrainingError: with one line for the user.
+        ExperimentError, DataError, CheckpointError, TrainingError, DistributedError: with one line for the user.
     """
     experiment = get(name)
     settings = _settings(experiment, preset, device, seeds, variants, form)
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
-    if not force and not time_epochs and _finished(folder, settings):
-        progress.say(f"{folder}: finished already; --force repeats it")
-        return folder
+    if time_epochs and distributed.launched():
+        raise ExperimentError("--time-epochs times one process; run `zb time` without torchrun")
+    with distributed.joined(settings.device) as own_device:
+        finished = distributed.team().agree(lambda: _finished(folder, settings))
+        if finished and not force and not time_epochs:
+            progress.say(f"{folder}: finished already; --force repeats it")
+            return folder
+        context = RunContext(settings, experiment.presets[preset], folder, data, own_device, progress, force)
+        _run(experiment, context, time_epochs)
+    return folder
 
-    context = RunContext(
-        settings, experiment.presets[preset], folder, data, torch.device(settings.device), progress, force
-    )
+
+def _run(experiment: Experiment, context: RunContext, time_epochs: bool) -> None:
+    folder, settings, progress = context.folder, context.settings, context.progress
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.json").unlink(missing_ok=True)
+    if distributed.team().first:
+        (folder / "metrics.json").unlink(missing_ok=True)
     write_json(
         folder / "config.json", {"settings": _json(settings), "environment": environment(context.device)}
     )
@@ -76,7 +86,6 @@ def run(
     progress.say(f"{folder}: done in {time.perf_counter() - started:.0f} s")
     write_report(experiment, folder, metrics)
     write_json(folder / "metrics.json", metrics)  # last: its presence says that the run is finished
-    return folder
 
 
 def time_epochs_of(
@@ -117,6 +126,8 @@ def time_epochs_of(
 
 def write_report(experiment: Experiment, folder: Path, metrics: dict[str, Any]) -> None:
     """``table.md`` and ``figure.png`` from the metrics."""
+    if not distributed.team().first:
+        return
     write_text(folder / "table.md", experiment.table(metrics))
     with replacing(folder / "figure.png") as temporary:
         experiment.figure(metrics, temporary)
@@ -135,6 +146,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "cuda": torch.version.cuda if cuda else None,
         "threads": torch.get_num_threads(),
+        "ranks": distributed.team().size,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
