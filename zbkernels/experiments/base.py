@@ -24,6 +24,7 @@ class Preset:
         summary: one line for ``zb list``.
         data: name of the image set (see :mod:`zbkernels.data`).
         train_images, test_images: take only the first so many; None takes all.
+        variants: the kinds of network that are trained unless the user names some; None: all of the experiment's.
     """
 
     summary: str
@@ -33,6 +34,7 @@ class Preset:
     seeds: tuple[int, ...]
     train_images: int | None = None
     test_images: int | None = None
+    variants: tuple[str, ...] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ def verdict(panel: dict[str, Any]) -> Verdict:
     """Almost identical: the means nowhere differ by more than 5 %; within the spread: not by more than two seeds do."""
     data = panel["data"]
     claim = f"Figure {panel['panel']}: the loss curves with and without bias are almost identical"
-    if data["stand_in_for"] is not None:
-        claim += f" (here on the {data['title']}, not on {data['stand_in_for'].upper()})"
+    if data.get("stand_in_for"):
+        claim += f" (here on {data['stand_in']}, not on {data['stand_in_for']})"
     elif not data["as_in_paper"]:
         return Verdict(claim, NOT_TESTABLE, f"the data are {data['title']}")
     if not both_kinds(panel):

@@ -28,8 +28,8 @@ def _heading(panel: dict[str, Any]) -> str:
         f"{panel['architecture']['name']}, {training['epochs']} epochs of {training['optimizer']}, learning rate "
         f"{training['lr']}, batch {training['batch_size']}; {source['experiment']}, preset {source['preset']}."
     )
-    if data["stand_in_for"] is not None:
-        text += f" **A stand-in, not {data['stand_in_for'].upper()}.**"
+    if data.get("stand_in_for"):
+        text += f" **A stand-in, not {data['stand_in_for']}.**"
     if panel["reduced"]:
         text += f" Reduced: {'; '.join(panel['reduced'])}."
     return text
@@ -59,8 +59,8 @@ def _distances(metrics: dict[str, Any]) -> str:
     header += ["means apart, at most (%)", "at epoch", "in standard deviations, at most"]
     header += ["same seed, both kinds (%)", "two seeds of one kind (%)"]
     note = (
-        "\nEach distance is the largest over the epochs. Percentages are of the loss with bias (of the first of the two "
-        "where they are of one kind); the last two columns are means over all such pairs of networks. A network with "
+        "\nEach distance is the largest over the epochs. Percentages are of the loss with bias (of the first of two of "
+        "one kind); the last two columns are means over all such pairs of networks. A network with "
         "bias and the one without of the same seed start from the same weights and see the images in the same order. "
         "The paper shows the curves and gives no number.\n"
     )
@@ -94,7 +94,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
                     axes.plot(epochs, curve, color=COLOURS[variant], alpha=0.25, lw=0.6, zorder=1)
                 axes.plot(epochs, means, color=COLOURS[variant], ls=style, lw=width, zorder=order)
         axes.set(xlabel="epoch", ylabel="cross-entropy")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * max((max(line.get_ydata()) for line in axes.get_lines()), default=1))
         axes.xaxis.get_major_locator().set_params(integer=True)
         network = f"{panel['architecture']['name']}, {panel['training']['epochs']} epochs"
         axes.set_title(f"({panel['panel'][-1]}) {_short(panel['data'])}: {network}", loc="left", fontsize=10)
@@ -103,7 +103,14 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     for axes in list(canvas.axes)[len(panels) :]:
         axes.set_visible(False)
     handles = [
-        Line2D([], [], color=COLOURS[v], ls=style, lw=2.6 if v == "with-bias" else 1.2, label=f"{LABELS[v]}, {kind}")
+        Line2D(
+            [],
+            [],
+            color=COLOURS[v],
+            ls=style,
+            lw=2.6 if v == "with-bias" else 1.2,
+            label=f"{LABELS[v]}, {kind}",
+        )
         for kind, style in (("training", (0, (2, 1.5))), ("test", "-"))
         for v in LABELS
     ]
@@ -114,6 +121,6 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
 
 def _short(data: dict[str, Any]) -> str:
     """A title that fits above a panel, and still says what the data are."""
-    if data["stand_in_for"] is not None:
-        return f"colour composite, not {data['stand_in_for'].upper()}"
+    if data.get("stand_in_for"):
+        return f"{data['stand_in']}, not {data['stand_in_for']}"
     return data["title"].split(", first ")[0]

@@ -53,22 +53,23 @@ def run(
         ExperimentError, DataError, CheckpointError, TrainingError, DistributedError: with one line for the user.
     """
     experiment = get(name)
-    settings = _settings(experiment, preset, device, seeds, variants, form)
+    settings = settings_for(experiment, preset, device, seeds, variants, form)
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
     if time_epochs and distributed.launched():
         raise ExperimentError("--time-epochs times one process; run `zb time` without torchrun")
     with distributed.joined(settings.device) as own_device:
-        finished = distributed.team().agree(lambda: _finished(folder, settings))
+        finished = distributed.team().agree(lambda: is_finished(folder, settings))
         if finished and not force and not time_epochs:
             progress.say(f"{folder}: finished already; --force repeats it")
             return folder
         context = RunContext(settings, experiment.presets[preset], folder, data, own_device, progress, force)
-        _run(experiment, context, time_epochs)
+        run_in(experiment, context, time_epochs)
     return folder
 
 
-def _run(experiment: Experiment, context: RunContext, time_epochs: bool) -> None:
+def run_in(experiment: Experiment, context: RunContext, time_epochs: bool = False) -> None:
+    """Run an experiment into the context's folder, whatever is there; in a team, as one of its ranks."""
     folder, settings, progress = context.folder, context.settings, context.progress
     folder.mkdir(parents=True, exist_ok=True)
     if distributed.team().first:
@@ -112,7 +113,7 @@ def time_epochs_of(
     experiment = get(name)
     if experiment.time_epochs is None:
         raise ExperimentError(f"{name}: its networks have one form only, there is nothing to compare")
-    settings = _settings(experiment, preset, device, (seed,), None, "fused")
+    settings = settings_for(experiment, preset, device, (seed,), None, "fused")
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
     context = RunContext(
@@ -151,7 +152,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _settings(
+def settings_for(
     experiment: Experiment,
     preset: str,
     device: str,
@@ -159,6 +160,11 @@ def _settings(
     variants: tuple[str, ...] | None,
     form: str,
 ) -> RunSettings:
+    """What was asked for, checked; None stands for the preset's seeds and kinds.
+
+    Raises:
+        ExperimentError: something of it does not exist.
+    """
     if preset not in experiment.presets:
         raise ExperimentError(
             f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}"
@@ -175,9 +181,8 @@ def _settings(
         raise ExperimentError(
             f"expected different seeds, 0 or larger, got {','.join(map(str, chosen)) or 'none'}"
         )
-    return RunSettings(
-        experiment.name, preset, chosen, device_named(device), variants or experiment.variants, form
-    )
+    kinds = variants or experiment.presets[preset].variants or experiment.variants
+    return RunSettings(experiment.name, preset, chosen, device_named(device), kinds, form)
 
 
 def device_named(name: str) -> str:
@@ -201,7 +206,8 @@ def device_named(name: str) -> str:
     return str(device)
 
 
-def _finished(folder: Path, settings: RunSettings) -> bool:
+def is_finished(folder: Path, settings: RunSettings) -> bool:
+    """Whether ``folder`` holds a finished run with these settings."""
     if not (folder / "metrics.json").exists() or not (folder / "config.json").exists():
         return False
     return read_json(folder / "config.json").get("settings") == _json(settings)

@@ -16,10 +16,10 @@ import torch
 from zbkernels import data as image_sets
 from zbkernels.experiments.base import Preset, RunContext
 from zbkernels.experiments.contrast import SCALARS, sweep, zero_image_probabilities
-from zbkernels.experiments.stand_ins import load_or_stand_in, stands_in
+from zbkernels.experiments.stand_ins import load_or_stand_in, stand_in
 from zbkernels.experiments.units import BIASES, WITH_BIAS, WITHOUT_BIAS, Unit, expect, train_unit
 from zbkernels.models import ARCHITECTURES, Architecture, build, parameter_count
-from zbkernels.train import Epoch, TrainConfig, memory_format
+from zbkernels.train import DivergedError, Epoch, TrainConfig, memory_format
 
 LEARNING_RATE = 0.01  # Appendix C; Adadelta otherwise as in PyTorch: rho 0.9, eps 1e-6
 
@@ -42,6 +42,8 @@ class Kind:
         name: as ``--variant`` takes it, and of the folders of its units.
         form: what the name of its architecture ends in, such as "-fixup".
         beside: name of the kind without bias that the claims set a kind with bias beside.
+        may_diverge: a training whose loss is no number any more is part of the result, and the other kinds go on; else
+            it ends the run.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Kind:
     bias: bool
     form: str = ""
     beside: str = WITHOUT_BIAS
+    may_diverge: bool = False
 
 
 KINDS = (Kind(WITH_BIAS, "with bias", True), Kind(WITHOUT_BIAS, "without bias", False))
@@ -94,9 +97,17 @@ def run(row: Row, context: RunContext) -> dict[str, Any]:
     for _, seed in wanted:
         expect(context, data, unit_config(row, preset, data, seed))
     data = data.to(context.device)
-    units = [_unit(row, context, data, kind, seed) for kind, seed in wanted]
+    units, diverged = [], []
+    for kind, seed in wanted:
+        try:
+            units.append(_unit(row, context, data, kind, seed))
+        except DivergedError as error:
+            if not kind.may_diverge:
+                raise
+            diverged.append({"variant": kind.name, "label": kind.label, "seed": seed, "message": str(error)})
+            context.progress.say(f"{kind.label}, seed {seed}: {error}")
     reduced = _reduced(row, preset)
-    stand_in = stands_in(data.name, row.data)
+    replaced = stand_in(data.name, row.data)
     return {
         "experiment": row.experiment,
         "preset": context.settings.preset,
@@ -108,7 +119,8 @@ def run(row: Row, context: RunContext) -> dict[str, Any]:
             "official": data.official,
             "note": data.note,
             "as_in_paper": data.name == row.data and not reduced,
-            "stand_in_for": row.data if stand_in else None,
+            "stand_in_for": replaced.for_title if replaced else None,
+            "stand_in": replaced.title if replaced else None,
             # Whether a preset that does less is judged by the claims that name no number.
             "judged_reduced": data.name == row.data and isinstance(preset, RowPreset) and bool(reduced),
         },
@@ -131,6 +143,7 @@ def run(row: Row, context: RunContext) -> dict[str, Any]:
         "training": describe(unit_config(row, preset, data, 0)),
         "paper": {variant: list(values) for variant, values in row.paper.items()},
         "units": units,
+        "diverged": diverged,
     }
 
 
@@ -168,7 +181,9 @@ def time_epochs(row: Row, context: RunContext) -> dict[str, Any]:
     layouts = ("contiguous", "channels_last") if row.layout == "channels_last" else ("contiguous",)
     kind = next(kind for kind in row.kinds if not kind.bias)
     forms = {
-        (form, layout): new_model(row, preset, data, kind, fused=form == "fused", seed=seed).to(context.device)
+        (form, layout): new_model(row, preset, data, kind, fused=form == "fused", seed=seed).to(
+            context.device
+        )
         for form in FORMS
         for layout in layouts
     }

@@ -38,7 +38,9 @@ def pairs_of(metrics: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     for pair in pairs:
         as_two = dict(zip(pair, (WITH_BIAS, WITHOUT_BIAS), strict=True))
         units = [
-            {**unit, "variant": as_two[unit["variant"]]} for unit in metrics["units"] if unit["variant"] in as_two
+            {**unit, "variant": as_two[unit["variant"]]}
+            for unit in metrics["units"]
+            if unit["variant"] in as_two
         ]
         paper = {as_two[name]: metrics["paper"].get(name) for name in pair}
         title = ", beside ".join(labels[name] for name in pair if name in labels)
@@ -75,9 +77,7 @@ def verdicts(metrics: dict[str, Any]) -> list[Verdict]:
     where = judged_on(metrics)
     if not where:
         return found
-    return [
-        v if v.verdict == NOT_TESTABLE else replace(v, claim=f"{v.claim} ({where})") for v in found
-    ]
+    return [v if v.verdict == NOT_TESTABLE else replace(v, claim=f"{v.claim} ({where})") for v in found]
 
 
 def judged_on(metrics: dict[str, Any]) -> str:
@@ -87,7 +87,7 @@ def judged_on(metrics: dict[str, Any]) -> str:
     if data["as_in_paper"]:
         return ""
     if data.get("stand_in_for"):
-        return f"here on the colour composite, not on {data['stand_in_for'].upper()}"
+        return f"here on {data['stand_in']}, not on {data['stand_in_for']}"
     return f"here with {'; '.join(metrics['reduced'])}" if data.get("judged_reduced") else ""
 
 

@@ -12,7 +12,10 @@ from zbkernels.report import markdown_table, mean, spread, verdict_table
 
 LABELS = {"with-bias": "with bias", "without-bias": "without bias"}
 COLOURS = {"with-bias": "#c2571a", "without-bias": "#1f6f8b"}
-_MORE = {True: ("#e0a458", "#8c3a3a"), False: ("#69b3a2", "#5a5f9e")}  # of further kinds, with bias and without
+_MORE = {
+    True: ("#e0a458", "#8c3a3a"),
+    False: ("#69b3a2", "#5a5f9e"),
+}  # of further kinds, with bias and without
 
 
 def table(metrics: dict[str, Any]) -> str:
@@ -35,9 +38,7 @@ def units_of(metrics: dict[str, Any], variant: str) -> list[dict[str, Any]]:
 def colours_of(metrics: dict[str, Any]) -> dict[str, str]:
     """Kind -> its colour in figures."""
     more = {bias: iter(colours) for bias, colours in _MORE.items()}
-    return {
-        kind["name"]: COLOURS.get(kind["name"]) or next(more[kind["bias"]]) for kind in kinds_of(metrics)
-    }
+    return {kind["name"]: COLOURS.get(kind["name"]) or next(more[kind["bias"]]) for kind in kinds_of(metrics)}
 
 
 def _heading(metrics: dict[str, Any]) -> str:
@@ -56,8 +57,8 @@ def _heading(metrics: dict[str, Any]) -> str:
         lines.append(f"- Reduced: {'; '.join(metrics['reduced'])}.")
     if data.get("stand_in_for"):
         lines.append(
-            f"- **A result about the colour composite, which stands in for {data['stand_in_for'].upper()}. The paper's "
-            "numbers are of another image set: they are not shown and not compared.**"
+            f"- **A result about {data['stand_in']}, in the place of {data['stand_in_for']}. The paper's numbers are of "
+            "another image set: they are not shown and not compared.**"
         )
     elif not data["as_in_paper"]:
         lines.append(f"- **{_unlike(metrics)}: its numbers are shown for orientation and are not compared.**")
@@ -121,9 +122,12 @@ def _training(metrics: dict[str, Any]) -> str:
         "test accuracy (%)",
     ]
     total = duration(sum(unit["train_seconds"] for unit in metrics["units"]))
-    return (
-        markdown_table(header, rows) + f"\nTraining time is wall time without evaluation; {total} in all.\n"
-    )
+    notes = [f"Training time is wall time without evaluation; {total} in all."]
+    notes += [
+        f"{d['label'].capitalize()}, seed {d['seed']}, did not train: {d['message']}."
+        for d in metrics.get("diverged", ())
+    ]
+    return markdown_table(header, rows) + "\n" + "\n".join(notes) + "\n"
 
 
 def _losses(metrics: dict[str, Any]) -> str:
@@ -153,38 +157,46 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
 
     canvas = Figure(figsize=(11, 4.3), layout="constrained")
     accuracy, loss = canvas.subplots(1, 2)
-    scalars = metrics["scalars"]
     colours = colours_of(metrics)
-    for kind in kinds_of(metrics):
-        variant, label, colour = kind["name"], kind["label"], colours[kind["name"]]
-        units, paper = units_of(metrics, variant), metrics["paper"].get(variant)
-        ours = [[unit["sweep"][i]["accuracy"] for unit in units] for i in range(len(scalars))]
-        accuracy.fill_between(
-            scalars, [min(v) for v in ours], [max(v) for v in ours], color=colour, alpha=0.18, lw=0
-        )
-        accuracy.plot(scalars, [mean(v) for v in ours], color=colour, lw=2, label=f"{label}, ours")
-        if paper and not metrics["data"].get("stand_in_for"):
-            style = {"mfc": "white", "mec": colour, "ms": 6, "mew": 1.4}
-            accuracy.plot(scalars, paper, "o", label=f"{label}, paper", **style)
-        epochs = range(1, metrics["training"]["epochs"] + 1)
-        for key, dashes, split in (("train_loss", (0, (2, 1.5)), "training"), ("test_loss", "-", "test")):
-            curve = [mean(_at_epoch(metrics, variant, i - 1, key)) for i in epochs]
-            loss.plot(epochs, curve, color=colour, ls=dashes, lw=1.8, label=f"{label}, {split}")
-    accuracy.set(xscale="log", xlabel="scalar that multiplies the test images", ylabel="test accuracy (%)")
-    accuracy.set(ylim=(0, 100))
-    accuracy.invert_xaxis()
-    accuracy.set_xticks([1, 0.1, 0.01, 0.001, 0.0001], ["1", "0.1", "0.01", "0.001", "0.0001"])
-    accuracy.minorticks_off()
+    draw_accuracies(accuracy, metrics, colours)
     several = len(units_of(metrics, metrics["units"][0]["variant"])) > 1
     band = " (band: range of the seeds)" if several else ""
     accuracy.set_title(f"Accuracy against contrast{band}", loc="left", fontsize=11)
-    accuracy.legend(frameon=False, fontsize=9, loc="center right")
+    for kind in kinds_of(metrics):
+        epochs = range(1, metrics["training"]["epochs"] + 1)
+        for key, dashes, split in (("train_loss", (0, (2, 1.5)), "training"), ("test_loss", "-", "test")):
+            curve = [mean(_at_epoch(metrics, kind["name"], i - 1, key)) for i in epochs]
+            label = f"{kind['label']}, {split}"
+            loss.plot(epochs, curve, color=colours[kind["name"]], ls=dashes, lw=1.8, label=label)
     loss.set(xlabel="epoch", ylabel="cross-entropy")
     loss.set_title("Loss", loc="left", fontsize=11)
     loss.xaxis.get_major_locator().set_params(integer=True)
     loss.legend(frameon=False, fontsize=9)
-    for axes in (accuracy, loss):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, lw=0.6)
-    canvas.suptitle(f"{metrics['experiment']} ({metrics['preset']}): {metrics['data']['title']}", fontsize=12)
+    loss.spines[["top", "right"]].set_visible(False)
+    loss.grid(alpha=0.25, lw=0.6)
+    title = metrics["data"]["title"].split(", first ")[0]  # what is reduced is in the table
+    canvas.suptitle(f"{metrics['experiment']} ({metrics['preset']}): {title}", fontsize=12)
     canvas.savefig(path, dpi=150)
+
+
+def draw_accuracies(axes: Any, metrics: dict[str, Any], colours: dict[str, str]) -> None:
+    """Accuracy against the scalar of every kind, and the paper's points where they are of these data."""
+    scalars = metrics["scalars"]
+    for kind in kinds_of(metrics):
+        label, colour = kind["label"], colours[kind["name"]]
+        units, paper = units_of(metrics, kind["name"]), metrics["paper"].get(kind["name"])
+        ours = [[unit["sweep"][i]["accuracy"] for unit in units] for i in range(len(scalars))]
+        low, high = [min(v) for v in ours], [max(v) for v in ours]
+        axes.fill_between(scalars, low, high, color=colour, alpha=0.18, lw=0)
+        axes.plot(scalars, [mean(v) for v in ours], color=colour, lw=2, label=f"{label}, ours")
+        if paper and not metrics["data"].get("stand_in_for"):
+            style = {"mfc": "white", "mec": colour, "ms": 6, "mew": 1.4}
+            axes.plot(scalars, paper, "o", label=f"{label}, paper", **style)
+    axes.set(xscale="log", xlabel="scalar that multiplies the test images", ylabel="test accuracy (%)")
+    axes.set(ylim=(0, 100))
+    axes.invert_xaxis()
+    axes.set_xticks([1, 0.1, 0.01, 0.001, 0.0001], ["1", "0.1", "0.01", "0.001", "0.0001"])
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=9, loc="center right")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.6)
