@@ -3,6 +3,7 @@
 from zbkernels.models.build import build, initialise, parameter_count
 from zbkernels.models.kernels import layer_kernels
 from zbkernels.models.rows import ARCHITECTURES, Architecture, Conv, Linear, Residual, ResNet
+from zbkernels.models.torchvision_checkpoint import load_torchvision_resnet
 
 __all__ = [
     "ARCHITECTURES",
@@ -14,5 +15,6 @@ __all__ = [
     "build",
     "initialise",
     "layer_kernels",
+    "load_torchvision_resnet",
     "parameter_count",
 ]
