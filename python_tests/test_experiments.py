@@ -444,7 +444,7 @@ def tiny_forms(root: Path, *names: str) -> tuple[Dataset, dict[tuple[str, str], 
     data = table1.load_data(TINY, root)
     forms = {
         (form, "contiguous"): table1.new_model(
-            table1_mnist.ROW, data, bias=False, fused=form == "fused", seed=0
+            table1_mnist.ROW, TINY, data, table1.KINDS[1], fused=form == "fused", seed=0
         )
         for form in names
     }

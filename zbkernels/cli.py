@@ -55,7 +55,7 @@ def list_experiments() -> None:
 @app.command()
 def run(
     name: Annotated[str, typer.Argument(help="An experiment from `zb list`")],
-    preset: Annotated[str, typer.Option(help="smoke, quick or paper")] = "quick",
+    preset: Annotated[str, typer.Option(help="smoke, quick, paper, or another in `zb list`")] = "quick",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:index]")] = "auto",
     data: Data = None,
     out: Annotated[Path, typer.Option(help="Results go to OUT/NAME-PRESET")] = Path("out"),

@@ -226,7 +226,7 @@ def _reduced(row: Row, preset: Preset) -> list[str]:
     if preset_architecture(row, preset) != row.architecture:
         less.append(f"{preset_architecture(row, preset)} in place of {row.architecture}")
     if preset.epochs != row.epochs:
-        less.append(f"{preset.epochs} epochs of {row.epochs}")
+        less.append(f"{preset.epochs} of {row.epochs} epochs")
     return less
 
 

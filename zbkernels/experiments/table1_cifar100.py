@@ -46,8 +46,8 @@ ROW = table1.Row(
     | {f"without-bias{form}": _WITHOUT for form in _FORMS},
     epochs=40,
     recipe=sgd,
-    remark="Fixup's branches and classifier start as Appendix B has it; the paper does not say what its ResNet18 has in "
-    "the place of batch normalisation, if anything",
+    remark="Fixup's branches and classifier start as Appendix B has it; the paper does not say what, if anything, its "
+    "ResNet18 has in the place of batch normalisation",
     kinds=(
         Kind(units.WITH_BIAS, "with bias, Fixup", True, "-fixup"),
         Kind(units.WITHOUT_BIAS, "without bias, Fixup", False, "-fixup"),

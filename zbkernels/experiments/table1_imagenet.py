@@ -29,8 +29,8 @@ ROW = table1.Row(
         Kind("with-bias-nf", "with bias, NF", True, "-nf", beside="without-bias-nf"),
         Kind("without-bias-nf", "without bias, NF", False, "-nf"),
     ),
-    remark="Fixup's branches and classifier start as Appendix B has it; the paper does not say which of the two its network "
-    "with bias is",
+    remark="Fixup's branches and classifier start as Appendix B has it; the paper does not say which of the two its "
+    "network with bias is",
 )
 
 EXPERIMENT = Experiment(

@@ -57,8 +57,8 @@ def _heading(metrics: dict[str, Any]) -> str:
         lines.append(f"- Reduced: {'; '.join(metrics['reduced'])}.")
     if data.get("stand_in_for"):
         lines.append(
-            f"- **A result about {data['stand_in']}, in the place of {data['stand_in_for']}. The paper's numbers are of "
-            "another image set: they are not shown and not compared.**"
+            f"- **A result about {data['stand_in']}, in the place of {data['stand_in_for']}. The paper's numbers are "
+            "of another image set: they are not shown and not compared.**"
         )
     elif not data["as_in_paper"]:
         lines.append(f"- **{_unlike(metrics)}: its numbers are shown for orientation and are not compared.**")
@@ -181,22 +181,27 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
 
 def draw_accuracies(axes: Any, metrics: dict[str, Any], colours: dict[str, str]) -> None:
     """Accuracy against the scalar of every kind, and the paper's points where they are of these data."""
-    scalars = metrics["scalars"]
-    for kind in kinds_of(metrics):
+    scalars, kinds, drawn = metrics["scalars"], kinds_of(metrics), []
+    for kind in kinds:
         label, colour = kind["label"], colours[kind["name"]]
         units, paper = units_of(metrics, kind["name"]), metrics["paper"].get(kind["name"])
         ours = [[unit["sweep"][i]["accuracy"] for unit in units] for i in range(len(scalars))]
         low, high = [min(v) for v in ours], [max(v) for v in ours]
         axes.fill_between(scalars, low, high, color=colour, alpha=0.18, lw=0)
         axes.plot(scalars, [mean(v) for v in ours], color=colour, lw=2, label=f"{label}, ours")
-        if paper and not metrics["data"].get("stand_in_for"):
+        if paper and paper not in drawn and not metrics["data"].get("stand_in_for"):
+            drawn.append(paper)  # kinds may share the paper's row
             style = {"mfc": "white", "mec": colour, "ms": 6, "mew": 1.4}
-            axes.plot(scalars, paper, "o", label=f"{label}, paper", **style)
+            of = label if len(kinds) == 2 else LABELS["with-bias" if kind["bias"] else "without-bias"]
+            axes.plot(scalars, paper, "o", label=f"{of}, paper", **style)
     axes.set(xscale="log", xlabel="scalar that multiplies the test images", ylabel="test accuracy (%)")
     axes.set(ylim=(0, 100))
     axes.invert_xaxis()
     axes.set_xticks([1, 0.1, 0.01, 0.001, 0.0001], ["1", "0.1", "0.01", "0.001", "0.0001"])
     axes.minorticks_off()
-    axes.legend(frameon=False, fontsize=9, loc="center right")
+    where = (
+        {"loc": "center right", "fontsize": 9} if len(kinds) <= 2 else {"loc": "upper right", "fontsize": 7}
+    )
+    axes.legend(edgecolor="none", framealpha=0.7, **where)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, lw=0.6)
