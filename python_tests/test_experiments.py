@@ -219,6 +219,7 @@ def test_a_run_of_one_kind_only_says_what_it_cannot_judge(tiny_preset: Path, tmp
         ({"seeds": (-1,)}, "got -1"),
         ({"variants": ("half-bias",)}, "no variant 'half-bias'; it has with-bias, without-bias"),
         ({"form": "molten"}, "unknown form 'molten'; known: fused, plain"),
+        ({"precision": "float8"}, "unknown precision 'float8'; known: float32, bfloat16"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(

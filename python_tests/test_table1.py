@@ -112,6 +112,18 @@ def test_the_whole_table_takes_its_rows_from_their_own_runs(smoke: Path) -> None
     assert (smoke / "table1-cifar100-smoke" / "metrics.json").stat().st_mtime_ns == kept
 
 
+def test_rows_train_in_bfloat16_where_that_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="loss-curves trains in float32 only, got bfloat16"):
+        runner.run("loss-curves", preset="smoke", out=tmp_path, precision="bfloat16", progress=quiet())
+    arguments = {"preset": "smoke", "out": tmp_path, "variants": ("without-bias",), "progress": quiet()}
+    folder = runner.run("table1-mnist", precision="bfloat16", **arguments)
+    assert "bfloat16" in (folder / "table.md").read_text()
+    settings = json.loads((folder / "units/without-bias-seed0/settings.json").read_text())
+    assert settings["precision"] == "bfloat16"
+    with pytest.raises(ExperimentError, match="precision: bfloat16 there, float32 asked for"):
+        runner.run("table1-mnist", **arguments)
+
+
 def test_a_row_comes_whole(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="table1: rows come whole"):
         runner.run("table1", preset="smoke", out=tmp_path, variants=("with-bias",), progress=quiet())

@@ -64,6 +64,9 @@ def run(
         list[str] | None, typer.Option(help="Only this kind of network (may be repeated)")
     ] = None,
     form: Annotated[str, typer.Option(help="Zero-bias networks on fused or plain layers")] = "fused",
+    precision: Annotated[
+        str, typer.Option(help="float32, or bfloat16 to train Table 1's rows by autocast")
+    ] = "float32",
     time_epochs: Annotated[bool, typer.Option("--time-epochs", help="Also do what `zb time` does")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over, whatever is there")] = False,
 ) -> None:
@@ -80,6 +83,7 @@ def run(
             seeds=_seeds(seeds),
             variants=tuple(variant) if variant else None,
             form=form,
+            precision=precision,
             time_epochs=time_epochs,
             force=force,
         )

@@ -47,6 +47,7 @@ class RunSettings:
     device: str
     variants: tuple[str, ...]
     form: str  # of the zero-bias networks: "fused" or "plain"
+    precision: str = "float32"  # of training: as TrainConfig's
 
 
 @dataclass
@@ -72,6 +73,7 @@ class Experiment:
         run: does the work and returns the metrics (JSON-able).
         table: metrics -> Markdown.
         figure: metrics and a path -> a PNG file there.
+        any_precision: it trains in bfloat16, too, where that is asked for.
         time_epochs: measures training epochs in each form, for the metrics' "timing" (see :mod:`epoch_timing`); None:
             nothing to compare.
     """
@@ -85,3 +87,4 @@ class Experiment:
     table: Callable[[dict[str, Any]], str]
     figure: Callable[[dict[str, Any], Path], None]
     time_epochs: Callable[[RunContext], dict[str, Any]] | None = field(default=None)
+    any_precision: bool = False

@@ -11,6 +11,7 @@ from zbkernels import distributed
 from zbkernels.experiments import get
 from zbkernels.experiments.base import RunContext, RunSettings
 from zbkernels.files import read_json
+from zbkernels.train import PRECISIONS
 
 PAPER = "paper"
 
@@ -64,8 +65,8 @@ def _holds(folder: Path, settings: RunSettings) -> bool:
     """Whether a run is finished there that differs from ``settings`` by further seeds at most."""
     if not (folder / "metrics.json").exists() or not (folder / "config.json").exists():
         return False
-    found = read_json(folder / "config.json")["settings"]
-    same = all(found[key] == getattr(settings, key) for key in ("device", "form"))
+    found = {"precision": PRECISIONS[0], **read_json(folder / "config.json")["settings"]}
+    same = all(found[key] == getattr(settings, key) for key in ("device", "form", "precision"))
     return (
         same
         and set(settings.seeds) <= set(found["seeds"])

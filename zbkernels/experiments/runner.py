@@ -17,6 +17,7 @@ from zbkernels.experiments import get
 from zbkernels.experiments.base import Experiment, ExperimentError, RunContext, RunSettings
 from zbkernels.experiments.progress import Progress
 from zbkernels.files import read_json, replacing, write_json, write_text
+from zbkernels.train import PRECISIONS
 
 FORMS = ("fused", "plain")
 _TIMING = "timing.json"
@@ -32,6 +33,7 @@ def run(
     seeds: tuple[int, ...] | None = None,
     variants: tuple[str, ...] | None = None,
     form: str = "fused",
+    precision: str = "float32",
     time_epochs: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -46,6 +48,7 @@ def run(
         data: folder of the image sets; None: ``$ZBKERNELS_DATA``.
         seeds, variants: instead of the preset's seeds and of all kinds of network.
         form: of the zero-bias networks, "fused" (zbkernels.nn) or "plain" (torch layers).
+        precision: of training, "float32" or, for the experiments that have it, "bfloat16".
         time_epochs: also measure training epochs in each form, as :func:`time_epochs_of` does alone.
         force: throw away what is there and start over.
 
@@ -53,7 +56,7 @@ def run(
         ExperimentError, DataError, CheckpointError, TrainingError, DistributedError: with one line for the user.
     """
     experiment = get(name)
-    settings = settings_for(experiment, preset, device, seeds, variants, form)
+    settings = settings_for(experiment, preset, device, seeds, variants, form, precision)
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
     if time_epochs and distributed.launched():
@@ -159,6 +162,7 @@ def settings_for(
     seeds: tuple[int, ...] | None,
     variants: tuple[str, ...] | None,
     form: str,
+    precision: str = "float32",
 ) -> RunSettings:
     """What was asked for, checked; None stands for the preset's seeds and kinds.
 
@@ -176,13 +180,17 @@ def settings_for(
         )
     if form not in FORMS:
         raise ExperimentError(f"unknown form {form!r}; known: {', '.join(FORMS)}")
+    if precision not in PRECISIONS:
+        raise ExperimentError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
+    if precision != PRECISIONS[0] and not experiment.any_precision:
+        raise ExperimentError(f"{experiment.name} trains in {PRECISIONS[0]} only, got {precision}")
     chosen = experiment.presets[preset].seeds if seeds is None else seeds
     if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0:
         raise ExperimentError(
             f"expected different seeds, 0 or larger, got {','.join(map(str, chosen)) or 'none'}"
         )
     kinds = variants or experiment.presets[preset].variants or experiment.variants
-    return RunSettings(experiment.name, preset, chosen, device_named(device), kinds, form)
+    return RunSettings(experiment.name, preset, chosen, device_named(device), kinds, form, precision)
 
 
 def device_named(name: str) -> str:
@@ -210,7 +218,10 @@ def is_finished(folder: Path, settings: RunSettings) -> bool:
     """Whether ``folder`` holds a finished run with these settings."""
     if not (folder / "metrics.json").exists() or not (folder / "config.json").exists():
         return False
-    return read_json(folder / "config.json").get("settings") == _json(settings)
+    found = read_json(folder / "config.json").get("settings", {})
+    return {"precision": PRECISIONS[0], **found} == _json(
+        settings
+    )  # runs from before it was a setting had that
 
 
 def _json(settings: RunSettings) -> dict[str, Any]:

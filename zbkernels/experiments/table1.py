@@ -95,7 +95,7 @@ def run(row: Row, context: RunContext) -> dict[str, Any]:
     kinds = [kind for kind in row.kinds if kind.name in context.settings.variants]
     wanted = [(kind, seed) for kind in kinds for seed in context.settings.seeds]
     for _, seed in wanted:
-        expect(context, data, unit_config(row, preset, data, seed))
+        expect(context, data, unit_config(row, context, data, seed))
     data = data.to(context.device)
     units, diverged = [], []
     for kind, seed in wanted:
@@ -140,7 +140,7 @@ def run(row: Row, context: RunContext) -> dict[str, Any]:
             "layers": "; ".join(dict.fromkeys(str(architecture(row, preset, kind)) for kind in kinds)),
             "remark": row.remark,
         },
-        "training": describe(unit_config(row, preset, data, 0)),
+        "training": describe(unit_config(row, context, data, 0)),
         "paper": {variant: list(values) for variant, values in row.paper.items()},
         "units": units,
         "diverged": diverged,
@@ -159,6 +159,8 @@ def describe(config: TrainConfig) -> dict[str, Any]:
     extras = [] if config.schedule == "constant" else [f"{config.schedule} schedule"]
     if config.mixup:
         extras.append(f"mixup {config.mixup:g}")
+    if config.precision != "float32":
+        extras.append(config.precision)
     if config.crop != "none":
         extras.append({"crop": "random crops", "crop-flip": "random crops and flips"}[config.crop])
     return {
@@ -187,7 +189,7 @@ def time_epochs(row: Row, context: RunContext) -> dict[str, Any]:
         for form in FORMS
         for layout in layouts
     }
-    return time_forms(forms, data, unit_config(row, preset, data, seed), say=context.progress.say)
+    return time_forms(forms, data, unit_config(row, context, data, seed), say=context.progress.say)
 
 
 def load_data(preset: Preset, root: str | Path | None) -> image_sets.Dataset:
@@ -195,8 +197,9 @@ def load_data(preset: Preset, root: str | Path | None) -> image_sets.Dataset:
     return load_or_stand_in(preset.data, root).subset(preset.train_images, preset.test_images)
 
 
-def unit_config(row: Row, preset: Preset, data: image_sets.Dataset, seed: int) -> TrainConfig:
-    return replace(row.recipe(preset, data, seed), memory_format=row.layout)
+def unit_config(row: Row, context: RunContext, data: image_sets.Dataset, seed: int) -> TrainConfig:
+    config = row.recipe(context.preset, data, seed)
+    return replace(config, memory_format=row.layout, precision=context.settings.precision)
 
 
 def preset_architecture(row: Row, preset: Preset) -> str:
@@ -258,7 +261,7 @@ def _unit(row: Row, context: RunContext, data: image_sets.Dataset, kind: Kind, s
         name=f"{kind.name}-seed{seed}",
         label=f"{kind.label}, seed {seed}",
         settings=settings,
-        config=unit_config(row, preset, data, seed),
+        config=unit_config(row, context, data, seed),
         new_model=lambda: new_model(row, preset, data, kind, fused=form == "fused", seed=seed),
         measure=measure,
     )
