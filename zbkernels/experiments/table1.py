@@ -6,7 +6,7 @@ One unit of work (see :mod:`units`) is one network, (with or without bias) × se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from zbkernels.experiments.base import Preset, RunContext
 from zbkernels.experiments.contrast import SCALARS, sweep, zero_image_probabilities
 from zbkernels.experiments.stand_ins import load_or_stand_in, stand_in
 from zbkernels.experiments.units import BIASES, WITH_BIAS, WITHOUT_BIAS, Unit, expect, train_unit
-from zbkernels.models import ARCHITECTURES, Architecture, build, parameter_count
+from zbkernels.models import ARCHITECTURES, Architecture, ResNet, build, parameter_count
 from zbkernels.train import DivergedError, Epoch, TrainConfig, memory_format
 
 LEARNING_RATE = 0.01  # Appendix C; Adadelta otherwise as in PyTorch: rho 0.9, eps 1e-6
@@ -81,7 +81,7 @@ class Row:
     architecture: str
     data: str
     layout: str
-    paper: dict[str, tuple[float, ...]]
+    paper: Mapping[str, tuple[float, ...]]
     epochs: int = 20
     recipe: Callable[[Preset, image_sets.Dataset, int], TrainConfig] = adadelta
     kinds: tuple[Kind, ...] = KINDS
@@ -208,7 +208,7 @@ def preset_architecture(row: Row, preset: Preset) -> str:
     return narrow or row.architecture
 
 
-def architecture(row: Row, preset: Preset, kind: Kind) -> Architecture:
+def architecture(row: Row, preset: Preset, kind: Kind) -> Architecture | ResNet:
     return ARCHITECTURES[preset_architecture(row, preset) + kind.form]
 
 

@@ -61,7 +61,8 @@ def verdicts(metrics: dict[str, Any]) -> list[Verdict]:
     data = metrics["data"]
     why = numbers = "" if data["as_in_paper"] else f"the data are {data['title']}"
     if why and judged_on(metrics):
-        why, numbers = "", "; ".join([*([why] if data["stand_in_for"] else []), *metrics["reduced"]])
+        less = [what for what in metrics["reduced"] if not what.endswith("images")]  # the title has those
+        why, numbers = "", "; ".join([why, *less])
     missing = "networks of one kind were not trained in this run"
     found = [
         _number("with bias", with_bias, metrics, numbers),

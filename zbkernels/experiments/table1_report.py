@@ -159,7 +159,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     accuracy, loss = canvas.subplots(1, 2)
     colours = colours_of(metrics)
     draw_accuracies(accuracy, metrics, colours)
-    several = len(units_of(metrics, metrics["units"][0]["variant"])) > 1
+    several = len({unit["seed"] for unit in metrics["units"]}) > 1
     band = " (band: range of the seeds)" if several else ""
     accuracy.set_title(f"Accuracy against contrast{band}", loc="left", fontsize=11)
     for kind in kinds_of(metrics):
