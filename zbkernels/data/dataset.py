@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class Split:
 
     images: Tensor
     labels: Tensor
+
+    kept: ClassVar = "first"  # which ones :meth:`first` keeps, as a title says it
 
     def __len__(self) -> int:
         return self.labels.shape[0]
@@ -100,7 +102,8 @@ class Dataset:
         kept_test = self.test if test is None else self.test.first(test)
         if len(kept_train) == len(self.train) and len(kept_test) == len(self.test):
             return self
-        title = f"{self.title}, first {len(kept_train):,} training and {len(kept_test):,} test images"
+        counts = f"{len(kept_train):,} training and {len(kept_test):,} test images"
+        title = f"{self.title}, {self.train.kept} {counts}"
         return replace(self, title=title, train=kept_train, test=kept_test)
 
 
