@@ -13,6 +13,7 @@ import pytest
 import torch
 from cifar_files import write_folder
 from idx_files import write_idx_set
+from image_folders import write_imagenette
 from rich.console import Console
 
 from zbkernels import experiments
@@ -140,8 +141,9 @@ def test_rows_without_data_are_left_out_with_the_reason(tmp_path: Path) -> None:
     assert (
         "FashionMNIST/raw: no such folder" in rows["table1-cifar100"]["left_out"]
     )  # nor the composite of it
-    assert "preset quick does not train it" in rows["table1-imagenet"]["left_out"]
-    assert "ImageNet, ResNet50: left out: preset quick" in (folder / "table.md").read_text()
+    assert "imagenette2/train: no such folder" in rows["table1-imagenet"]["left_out"]
+    text = (folder / "table.md").read_text()
+    assert "MNIST, FCN: MNIST" in text and "ImageNet, ResNet50: left out: " in text
 
 
 def test_presets_are_the_papers() -> None:
@@ -199,6 +201,30 @@ def test_cifar_100_is_read_where_it_is_and_the_composite_where_it_is_not(
     (composite_root / CIFAR100.folder / "train").unlink()  # there and broken: not stood in for
     with pytest.raises(DataError, match="half unpacked"):
         load_or_stand_in("cifar-100", composite_root)
+
+
+def test_imagenette_is_streamed_and_not_compared_with_imagenet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZBKERNELS_DATA_WORKERS", "0")
+    write_imagenette(tmp_path / "data", train=4, test=2)
+    tiny = RowPreset("tests only", "imagenette", 1, 6, (0,), architecture="resnet50-w8")
+    presets = {**table1_imagenet.EXPERIMENT.presets, "tiny": tiny}
+    monkeypatch.setattr(table1_imagenet, "EXPERIMENT", replace(table1_imagenet.EXPERIMENT, presets=presets))
+    folder = runner.run(
+        "table1-imagenet",
+        preset="tiny",
+        data=tmp_path / "data",
+        out=tmp_path / "out",
+        variants=("with-bias-bn", "without-bias"),
+        progress=quiet(),
+    )
+    metrics, text = metrics_of(folder), (folder / "table.md").read_text()
+    assert [unit["variant"] for unit in metrics["units"]] == ["with-bias-bn", "without-bias"]
+    assert [len(unit["sweep"]) for unit in metrics["units"]] == [11, 11]
+    assert "A result about Imagenette, in the place of ImageNet" in text
+    assert "random crops of random sizes and flips" in text and "mixup 0.7" in text
+    assert "Fixup: ours" in text and "Fixup: paper" not in text and "difference" not in text
 
 
 def test_a_diverged_network_is_part_of_the_result(

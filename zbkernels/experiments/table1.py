@@ -140,14 +140,14 @@ def run(row: Row, context: RunContext) -> dict[str, Any]:
             "layers": "; ".join(dict.fromkeys(str(architecture(row, preset, kind)) for kind in kinds)),
             "remark": row.remark,
         },
-        "training": describe(unit_config(row, context, data, 0)),
+        "training": describe(unit_config(row, context, data, 0), data),
         "paper": {variant: list(values) for variant, values in row.paper.items()},
         "units": units,
         "diverged": diverged,
     }
 
 
-def describe(config: TrainConfig) -> dict[str, Any]:
+def describe(config: TrainConfig, data: image_sets.Dataset) -> dict[str, Any]:
     """How the networks were trained, as a report says it."""
     if config.optimizer == "adadelta":
         optimizer = "Adadelta (rho 0.9, eps 1e-6)"
@@ -161,6 +161,8 @@ def describe(config: TrainConfig) -> dict[str, Any]:
         extras.append(f"mixup {config.mixup:g}")
     if config.precision != "float32":
         extras.append(config.precision)
+    if isinstance(data.train, image_sets.StreamedSplit) and data.train.random:
+        extras.append("random crops of random sizes and flips")
     if config.crop != "none":
         extras.append({"crop": "random crops", "crop-flip": "random crops and flips"}[config.crop])
     return {

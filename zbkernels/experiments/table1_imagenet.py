@@ -49,6 +49,16 @@ EXPERIMENT = Experiment(
             variants=_MAIN,
             architecture="resnet50-w8",
         ),
+        "quick": RowPreset(
+            "minutes: 1 epoch on 256 images of Imagenette, one seed",
+            "imagenette",
+            1,
+            32,
+            (0,),
+            256,
+            100,
+            variants=_MAIN,
+        ),
         "imagenette": RowPreset(
             "hours on a GPU: the paper's settings on Imagenette, one seed",
             "imagenette",
