@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from zbkernels import data as image_sets
+from zbkernels.data.streamed import StreamedSplit
 from zbkernels.experiments.base import Preset, RunContext
 from zbkernels.experiments.contrast import SCALARS, sweep, zero_image_probabilities
 from zbkernels.experiments.stand_ins import load_or_stand_in, stand_in
@@ -161,7 +162,7 @@ def describe(config: TrainConfig, data: image_sets.Dataset) -> dict[str, Any]:
         extras.append(f"mixup {config.mixup:g}")
     if config.precision != "float32":
         extras.append(config.precision)
-    if isinstance(data.train, image_sets.StreamedSplit) and data.train.random:
+    if isinstance(data.train, StreamedSplit) and data.train.random:
         extras.append("random crops of random sizes and flips")
     if config.crop != "none":
         extras.append({"crop": "random crops", "crop-flip": "random crops and flips"}[config.crop])
