@@ -121,9 +121,9 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
         axes.set_title(part["augmented"]["data"]["title"], loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, lw=0.6)
-    lines = {line.get_label(): line for axes in canvas.axes for line in axes.get_lines()}
+    lines = {str(line.get_label()): line for axes in canvas.axes for line in axes.get_lines()}
     canvas.legend(
-        lines.values(), lines.keys(), loc="outside lower center", ncols=2, frameon=False, fontsize=9
+        handles=list(lines.values()), loc="outside lower center", ncols=2, frameon=False, fontsize=9
     )
     canvas.suptitle(f"{metrics['experiment']} ({metrics['preset']})", fontsize=12)
     canvas.savefig(path, dpi=150)
