@@ -45,7 +45,7 @@ def _distances(metrics: dict[str, Any]) -> str:
             last = {variant: mean([c[-1] for c in panel["curves"][variant][key]]) for variant in LABELS}
             rows.append(
                 [
-                    f"{panel['panel']} {panel['data']['title']}, {label}",
+                    f"{panel['panel']} {_short(panel['data'])}, {label}",
                     str(len(panel["curves"]["with-bias"][key])),
                     *(f"{last[variant]:.4f}" for variant in LABELS),
                     f"{100 * found.relative:.2f}",
