@@ -55,7 +55,7 @@ def list_experiments() -> None:
 @app.command()
 def run(
     name: Annotated[str, typer.Argument(help="An experiment from `zb list`")],
-    preset: Annotated[str, typer.Option(help="smoke, quick or paper")] = "quick",
+    preset: Annotated[str, typer.Option(help="smoke, quick, paper, or another in `zb list`")] = "quick",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:index]")] = "auto",
     data: Data = None,
     out: Annotated[Path, typer.Option(help="Results go to OUT/NAME-PRESET")] = Path("out"),
@@ -71,6 +71,9 @@ def run(
             "timm:NAME=PATH (may be repeated)"
         ),
     ] = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, or bfloat16 to train Table 1's rows by autocast")
+    ] = "float32",
     time_epochs: Annotated[bool, typer.Option("--time-epochs", help="Also do what `zb time` does")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over, whatever is there")] = False,
 ) -> None:
@@ -88,6 +91,7 @@ def run(
             variants=tuple(variant) if variant else None,
             form=form,
             checkpoints=tuple(checkpoint or ()),
+            precision=precision,
             time_epochs=time_epochs,
             force=force,
         )

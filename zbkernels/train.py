@@ -34,6 +34,10 @@ class TrainingError(Exception):
     """Training cannot go on; the message says where it stopped and why."""
 
 
+class DivergedError(TrainingError):
+    """The loss is no finite number any more."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of one training run.
@@ -134,8 +138,8 @@ def train(
         say: receives a line of text where the user should know something.
 
     Raises:
-        TrainingError: the loss is not finite, or the checkpoint in ``folder`` belongs to another
-            configuration.
+        DivergedError: the loss is not finite.
+        TrainingError: the checkpoint in ``folder`` belongs to another configuration.
         CheckpointError: the checkpoint in ``folder`` is broken.
         DistributedError: the ranks differ in data or checkpoint, or in what they draw.
         ValueError: an unknown optimizer or memory format.
@@ -227,7 +231,7 @@ def train_epoch(
     In a team of several, ``model`` is what :meth:`zbkernels.distributed.Team.parallel` made of it.
 
     Raises:
-        TrainingError: the loss of a batch is not finite.
+        DivergedError: the loss of a batch is not finite.
     """
     layout = memory_format(config.memory_format)
     model.train()
@@ -323,7 +327,7 @@ def _check_finite(losses: Tensor, number: int, config: TrainConfig) -> None:
     bad = (~losses.isfinite()).nonzero()
     if len(bad):
         at = int(bad[0])
-        raise TrainingError(
+        raise DivergedError(
             f"the loss is {float(losses[at])} at epoch {number}, batch {at + 1} ({config.optimizer}, "
             f"lr {config.lr}): expected a finite number; a smaller learning rate may help"
         )

@@ -38,16 +38,20 @@ class Progress:
         self._task = self._bar.add_task("", total=0)
         self._total = 0
         self._done = 0
+        self._entered = 0  # a run may hold others, which show the same bar
         self._last_line = (time.monotonic(), 0)  # when the last line was printed, and after how many batches
 
     def __enter__(self) -> Progress:
-        self._bar.start()
+        self._entered += 1
+        self._bar.start()  # of one that is shown already: nothing
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._entered -= 1
+        if not self._entered:
+            self._bar.stop()
 
     def expect(self, batches: int) -> None:
         """Add (or, negative, take away) work still to do."""

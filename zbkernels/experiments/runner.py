@@ -17,6 +17,7 @@ from zbkernels.experiments import get
 from zbkernels.experiments.base import Experiment, ExperimentError, RunContext, RunSettings
 from zbkernels.experiments.progress import Progress
 from zbkernels.files import read_json, replacing, write_json, write_text
+from zbkernels.train import PRECISIONS
 
 FORMS = ("fused", "plain")
 _TIMING = "timing.json"
@@ -33,6 +34,7 @@ def run(
     variants: tuple[str, ...] | None = None,
     form: str = "fused",
     checkpoints: tuple[str, ...] = (),
+    precision: str = "float32",
     time_epochs: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -48,6 +50,7 @@ def run(
         seeds, variants: instead of the preset's seeds and of all kinds of network.
         form: of the zero-bias networks, "fused" (zbkernels.nn) or "plain" (torch layers).
         checkpoints: of networks that others trained, for an experiment that looks at such.
+        precision: of training, "float32" or, for the experiments that have it, "bfloat16".
         time_epochs: also measure training epochs in each form, as :func:`time_epochs_of` does alone.
         force: throw away what is there and start over.
 
@@ -55,22 +58,25 @@ def run(
         ExperimentError, DataError, CheckpointError, TrainingError, DistributedError: with one line for the user.
     """
     experiment = get(name)
-    settings = _settings(experiment, preset, device, seeds, variants, form, checkpoints)
+    settings = settings_for(
+        experiment, preset, device, seeds, variants, form, checkpoints=checkpoints, precision=precision
+    )
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
     if time_epochs and distributed.launched():
         raise ExperimentError("--time-epochs times one process; run `zb time` without torchrun")
     with distributed.joined(settings.device) as own_device:
-        finished = distributed.team().agree(lambda: _finished(folder, settings))
+        finished = distributed.team().agree(lambda: is_finished(folder, settings))
         if finished and not force and not time_epochs:
             progress.say(f"{folder}: finished already; --force repeats it")
             return folder
         context = RunContext(settings, experiment.presets[preset], folder, data, own_device, progress, force)
-        _run(experiment, context, time_epochs)
+        run_in(experiment, context, time_epochs)
     return folder
 
 
-def _run(experiment: Experiment, context: RunContext, time_epochs: bool) -> None:
+def run_in(experiment: Experiment, context: RunContext, time_epochs: bool = False) -> None:
+    """Run an experiment into the context's folder, whatever is there; in a team, as one of its ranks."""
     folder, settings, progress = context.folder, context.settings, context.progress
     folder.mkdir(parents=True, exist_ok=True)
     if distributed.team().first:
@@ -114,7 +120,7 @@ def time_epochs_of(
     experiment = get(name)
     if experiment.time_epochs is None:
         raise ExperimentError(f"{name}: its networks have one form only, there is nothing to compare")
-    settings = _settings(experiment, preset, device, (seed,), None, "fused")
+    settings = settings_for(experiment, preset, device, (seed,), None, "fused")
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
     context = RunContext(
@@ -153,7 +159,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _settings(
+def settings_for(
     experiment: Experiment,
     preset: str,
     device: str,
@@ -161,7 +167,13 @@ def _settings(
     variants: tuple[str, ...] | None,
     form: str,
     checkpoints: tuple[str, ...] = (),
+    precision: str = "float32",
 ) -> RunSettings:
+    """What was asked for, checked; None stands for the preset's seeds and kinds.
+
+    Raises:
+        ExperimentError: something of it does not exist.
+    """
     if preset not in experiment.presets:
         raise ExperimentError(
             f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}"
@@ -173,6 +185,10 @@ def _settings(
         )
     if form not in FORMS:
         raise ExperimentError(f"unknown form {form!r}; known: {', '.join(FORMS)}")
+    if precision not in PRECISIONS:
+        raise ExperimentError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
+    if precision != PRECISIONS[0] and not experiment.any_precision:
+        raise ExperimentError(f"{experiment.name} trains in {PRECISIONS[0]} only, got {precision}")
     chosen = experiment.presets[preset].seeds if seeds is None else seeds
     if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0:
         raise ExperimentError(
@@ -183,15 +199,8 @@ def _settings(
     digests = {
         text: experiment.checkpoint_digest(text) for text in checkpoints if experiment.checkpoint_digest
     }
-    return RunSettings(
-        experiment.name,
-        preset,
-        chosen,
-        device_named(device),
-        variants or experiment.variants,
-        form,
-        digests,
-    )
+    kinds = variants or experiment.presets[preset].variants or experiment.variants
+    return RunSettings(experiment.name, preset, chosen, device_named(device), kinds, form, digests, precision)
 
 
 def device_named(name: str) -> str:
@@ -215,11 +224,13 @@ def device_named(name: str) -> str:
     return str(device)
 
 
-def _finished(folder: Path, settings: RunSettings) -> bool:
+def is_finished(folder: Path, settings: RunSettings) -> bool:
+    """Whether ``folder`` holds a finished run with these settings."""
     if not (folder / "metrics.json").exists() or not (folder / "config.json").exists():
         return False
     found = read_json(folder / "config.json").get("settings", {})
-    return {"checkpoints": {}, **found} == _json(settings)  # runs of older versions had none
+    # Runs from before these were settings had these.
+    return {"checkpoints": {}, "precision": PRECISIONS[0], **found} == _json(settings)
 
 
 def _json(settings: RunSettings) -> dict[str, Any]:

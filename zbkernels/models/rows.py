@@ -126,6 +126,11 @@ _ROWS: tuple[Architecture | ResNet, ...] = (
         (Conv(64, pool=1), Conv(128), Residual(), Conv(256), Conv(512), Residual(pool=4)),
         image=(3, 32, 32),
     ),
+    Architecture(  # for images of 8×8
+        "resnet9-small",
+        (Conv(8, pool=1), Conv(16), Residual(), Conv(32), Residual(pool=2)),
+        image=(1, 8, 8),
+    ),
     Architecture(
         "vgg11",
         (
@@ -143,6 +148,7 @@ _ROWS: tuple[Architecture | ResNet, ...] = (
     *_in_every_style(ResNet("resnet18", "basic", (2, 2, 2, 2))),
     *_in_every_style(ResNet("resnet18-w16", "basic", (2, 2, 2, 2), width=16)),
     *_in_every_style(ResNet("resnet50", "bottleneck", (3, 4, 6, 3), "imagenet", image=(3, 224, 224))),
+    *_in_every_style(ResNet("resnet50-w8", "bottleneck", (3, 4, 6, 3), "imagenet", width=8)),
     ResNet("resnet18-imagenet-bn", "basic", (2, 2, 2, 2), "imagenet", "bn", image=(3, 224, 224)),
     ResNet("resnet34-imagenet-bn", "basic", (3, 4, 6, 3), "imagenet", "bn", image=(3, 224, 224)),
 )
