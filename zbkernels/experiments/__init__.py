@@ -17,6 +17,7 @@ EXPERIMENTS: dict[str, str] = {
     "nap-tradeoff": "zbkernels.experiments.nap_tradeoff",
     "convex-region": "zbkernels.experiments.convex_region",
     "regions": "zbkernels.experiments.regions",
+    "linear-regions-2d": "zbkernels.experiments.linear_regions_2d",
 }
 
 
