@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, str] = {
     "convex-region": "zbkernels.experiments.convex_region",
     "regions": "zbkernels.experiments.regions",
     "linear-regions-2d": "zbkernels.experiments.linear_regions_2d",
+    "directionality": "zbkernels.experiments.directionality",
 }
 
 
