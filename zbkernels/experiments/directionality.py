@@ -48,7 +48,8 @@ PLANS = {
 def run(context: RunContext) -> dict[str, Any]:
     """Measure every image set, and return the metrics."""
     plan = PLANS[context.settings.preset]
-    found, absent = [], []
+    found: list[dict[str, Any]] = []
+    absent: list[str] = []
     for name in plan.sets:
         try:
             data = image_sets.load(name, context.data_root)
@@ -114,7 +115,7 @@ def _measure(context: RunContext, data: Dataset, plan: Plan) -> dict[str, Any]:
             work(
                 f"subset seed{seed}",
                 {"rules": list(rules), "subset": plan.subset, "seed": seed},
-                lambda seed=seed: subset(seed),  # type: ignore[misc]
+                lambda seed=seed: subset(seed),
             )
             for seed in context.settings.seeds
         ],

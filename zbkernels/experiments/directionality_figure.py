@@ -76,7 +76,7 @@ def _draw_copies(axes: Any, side: dict[str, Any], shape: list[int], reach: float
         axes.plot(*point, "o", ms=6.5, mfc=colour, mec="white", mew=1, zorder=5)
         picture = AnnotationBbox(
             OffsetImage(contrast * pixels, zoom=38 / max(shape[1:]), interpolation="nearest"),
-            point,
+            (float(point[0]), float(point[1])),
             xybox=(38 * outwards, -6),
             boxcoords="offset points",
             pad=0.1,

@@ -86,10 +86,11 @@ def _angles(found: dict[str, Any]) -> str:
     low, middle, high, most = angles["to_mean"]
     own, other = (" / ".join(f"{q:.1f}°" for q in angles[key]) for key in ("nearest_own", "nearest_other"))
     check = angles["recheck"]
+    changed = f"{check['changed']:,}" if check["changed"] else "none"
     return (
         markdown_table(header, rows)
         + f"\nFrom a test image to the nearest of its class {own}, of another class {other} (10, 50 and 90 %). From "
         f"the mean image {low:.1f}° / {middle:.1f}° / {high:.1f}°, at most {most:.1f}°. By the nearest mean direction "
-        f"of a class {angles['by_class_mean']:.2f} % are right. Nearest directions found again from {check['images']:,} "
-        f"images multiplied by each of {check['scalars']} scalars: {check['changed'] or 'none'} changed.\n"
+        f"of a class {angles['by_class_mean']:.2f} % are right. Nearest directions found again from "
+        f"{check['images']:,} images multiplied by each of {check['scalars']} scalars: {changed} changed.\n"
     )

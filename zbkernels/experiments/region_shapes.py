@@ -121,16 +121,20 @@ def grid_check(layers: list[HiddenLayer], polygons: Polygons, half_side: float, 
     steps = (np.arange(side) + 0.5) / side * 2 * half_side - half_side
     grid = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
     at_grid, at_centres = patterns_at(layers, grid), patterns_at(layers, polygons.centres())
+    numbers = np.arange(len(grid)).reshape(side, side)  # [row, column]
     owner = np.full(len(grid), -1)
     border = np.zeros(len(grid), dtype=bool)
     for index in range(len(polygons)):
         outline = polygons.outline(index)
         edge = np.roll(outline, -1, axis=0) - outline  # counterclockwise: the inside is on the left
-        towards = grid[:, None] - outline  # [N, V, 2]
+        first, end = np.searchsorted(steps, outline.min(0)) - 1, np.searchsorted(steps, outline.max(0)) + 1
+        (left, below), (right, above) = first.clip(0), end
+        around = numbers[below:above, left:right].ravel()  # grid points in a box about the polygon
+        towards = grid[around, None] - outline  # [N, V, 2]
         turn = edge[:, 0] * towards[..., 1] - edge[:, 1] * towards[..., 0]
         near = np.abs(turn) <= _NEAR * half_side * np.linalg.norm(edge, axis=1)
-        border |= ((turn >= 0) | near).all(1) & near.any(1)
-        owner[(turn > 0).all(1)] = index
+        border[around] |= ((turn >= 0) | near).all(1) & near.any(1)
+        owner[around[(turn > 0).all(1)]] = index
     sure = ~border
     wrong = (owner[sure] < 0) | (at_grid[sure] != polygons.bits[owner[sure]]).any(1)
     together = np.concatenate([at_grid[sure], at_centres])
