@@ -9,57 +9,64 @@ import torch
 from torch import Tensor
 
 from zbkernels.data import Split
-from zbkernels.experiments.neighbours import BLOCK, products
+from zbkernels.experiments.neighbours import Products
 
 BIN = 0.5  # degrees
 BINS = round(180 / BIN)
 _QUANTILES = (0.1, 0.5, 0.9)
 
 
-def measure_angles(train: Split, test: Split, block: int = BLOCK) -> dict[str, Any]:
-    """Every test image against every training image, as they are and after the training mean is subtracted.
+class Angles:
+    """Collects the angles between test and training images, block by block, as they are and less the training mean."""
 
-    Returns:
-        For ``raw`` and ``centred`` images: ``same`` and ``different``, pairs by angle in bins of :data:`BIN` degrees,
-        [360] counts each; ``resultant``: length of the mean of the training images' unit vectors, 1 if all have one
-        direction and 0 if they cancel. ``nearest_own``, ``nearest_other``: the 10, 50 and 90 % quantiles of the angle
-        (degrees) from a test image to the nearest of its class, and of another. ``to_mean``: the same quantiles of the
-        angle between a training image and the mean image, and the largest. ``by_class_mean``: accuracy (%) of the
-        class whose mean direction is nearest.
-    """
-    pixels, others = train.images.flatten(1), test.images.flatten(1)
-    counts = {kind: torch.zeros(2 * BINS, dtype=torch.int64) for kind in ("raw", "centred")}
-    own, other = (torch.empty(len(test)) for _ in range(2))
-    for found in products(pixels, others, block):
+    def __init__(self, train: Split, test: Split) -> None:
+        self._train, self._test = train, test
+        self._counts = {kind: torch.zeros(2 * BINS, dtype=torch.int64) for kind in ("raw", "centred")}
+        self._own, self._other = (torch.empty(len(test)) for _ in range(2))
+
+    def add(self, found: Products) -> None:
         part = slice(found.start, found.start + len(found.dots))
-        same = test.labels[part, None] == train.labels
+        same = self._test.labels[part, None] == self._train.labels
         cosines = found.cosines()
-        own[part] = degrees(cosines.masked_fill(~same, -1).amax(1)).cpu()
-        other[part] = degrees(cosines.masked_fill(same, -1).amax(1)).cpu()
+        self._own[part] = degrees(cosines.masked_fill(~same, -1).amax(1)).cpu()
+        self._other[part] = degrees(cosines.masked_fill(same, -1).amax(1)).cpu()
         for kind, values in (("raw", cosines), ("centred", found.centred_cosines())):
-            bins = (degrees(values) / BIN).long().clamp_max_(BINS - 1)
-            counts[kind] += (bins + BINS * same).flatten().bincount(minlength=2 * BINS).cpu()
-    mean = pixels.mean(0, dtype=torch.float64).to(pixels)
-    to_mean = degrees(unit(pixels) @ unit(mean[None])[0])
-    return {
-        **{
-            kind: {
-                "same": counts[kind][BINS:].tolist(),
-                "different": counts[kind][:BINS].tolist(),
-                "resultant": resultant(pixels - mean if kind == "centred" else pixels),
-            }
-            for kind in counts
-        },
-        "nearest_own": quantiles(own),
-        "nearest_other": quantiles(other),
-        "to_mean": [*quantiles(to_mean), float(to_mean.max())],
-        "by_class_mean": by_class_mean(train, test),
-    }
+            bins = degrees(values).mul_(1 / BIN).clamp_max_(BINS - 0.5).int()
+            bins += same.int().mul_(BINS)
+            self._counts[kind] += bins.flatten().bincount(minlength=2 * BINS).cpu()
+
+    def result(self) -> dict[str, Any]:
+        """For ``raw`` and ``centred`` images: ``same`` and ``different``, pairs by angle in bins of :data:`BIN`
+        degrees, [360] counts each; ``resultant``: length of the mean of the training images' unit vectors, 1 if all
+        have one direction and 0 if they cancel.
+
+        ``nearest_own``, ``nearest_other``: the 10, 50 and 90 % quantiles of the angle (degrees) from a test image to
+        the nearest of its class, and of another. ``to_mean``: the same quantiles of the angle between a training image
+        and the mean image, and the largest. ``by_class_mean``: accuracy (%) of the class whose mean direction is
+        nearest.
+        """
+        pixels = self._train.images.flatten(1)
+        mean = pixels.mean(0, dtype=torch.float64).to(pixels)
+        to_mean = degrees(unit(pixels) @ unit(mean[None])[0])
+        return {
+            **{
+                kind: {
+                    "same": counts[BINS:].tolist(),
+                    "different": counts[:BINS].tolist(),
+                    "resultant": resultant(pixels - mean if kind == "centred" else pixels),
+                }
+                for kind, counts in self._counts.items()
+            },
+            "nearest_own": quantiles(self._own),
+            "nearest_other": quantiles(self._other),
+            "to_mean": [*quantiles(to_mean), float(to_mean.max())],
+            "by_class_mean": by_class_mean(self._train, self._test),
+        }
 
 
 def degrees(cosines: Tensor) -> Tensor:
-    """Angles in 0 … 180 of cosines that rounding may have put a little outside of -1 … 1."""
-    return cosines.clamp(-1, 1).acos().mul_(180 / torch.pi)
+    """Angles in 0 … 180 of cosines, which rounding may have put a little outside of -1 … 1; in their place."""
+    return cosines.clamp_(-1, 1).acos_().mul_(180 / torch.pi)
 
 
 def unit(images: Tensor) -> Tensor:

@@ -15,11 +15,11 @@ import torch
 from zbkernels import data as image_sets
 from zbkernels.data import DataError, Dataset, Split
 from zbkernels.experiments import directionality_figure, directionality_report
-from zbkernels.experiments.angles import BIN, measure_angles
+from zbkernels.experiments.angles import BIN, Angles
 from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.contrast import SCALARS
 from zbkernels.experiments.direction_pictures import project_two_classes
-from zbkernels.experiments.neighbours import RULES, accuracies, recheck
+from zbkernels.experiments.neighbours import RULES, Accuracies, products, recheck
 from zbkernels.experiments.units import crc32, work_unit
 
 
@@ -28,20 +28,21 @@ class Plan:
     """What a preset measures.
 
     Attributes:
-        sets: names of image sets. Of several, those that the data folder lacks are left out.
+        sets: names of image sets, and how many test images of each (None: all, or as many as the preset says). Of
+            several sets, those that the data folder lacks are left out.
         subset: training images that each seed draws.
         rechecked: test images whose nearest directions are looked for again at every contrast.
     """
 
-    sets: tuple[str, ...]
+    sets: tuple[tuple[str, int | None], ...]
     subset: int
     rechecked: int
 
 
 PLANS = {
-    "smoke": Plan(("digits",), 400, 100),
-    "quick": Plan(("mnist",), 2_000, 100),
-    "paper": Plan(("mnist", "fashion-mnist", "composite-10"), 10_000, 200),
+    "smoke": Plan((("digits", None),), 400, 100),
+    "quick": Plan((("mnist", None),), 2_000, 100),
+    "paper": Plan((("mnist", None), ("fashion-mnist", None), ("composite-10", 2_500)), 10_000, 200),
 }
 
 
@@ -50,16 +51,16 @@ def run(context: RunContext) -> dict[str, Any]:
     plan = PLANS[context.settings.preset]
     found: list[dict[str, Any]] = []
     absent: list[str] = []
-    for name in plan.sets:
+    for name, test_images in plan.sets:
         try:
             data = image_sets.load(name, context.data_root)
         except DataError as error:
-            if len(plan.sets) == 1 or (name == plan.sets[-1] and not found):
+            if len(plan.sets) == 1 or (name == plan.sets[-1][0] and not found):
                 raise
             context.progress.say(f"{name} is left out: {error}")
             absent.append(name)
             continue
-        data = data.subset(context.preset.train_images, context.preset.test_images)
+        data = data.subset(context.preset.train_images, context.preset.test_images or test_images)
         found.append(_measure(context, data.to(context.device), plan))
     return {
         "experiment": "directionality",
@@ -85,13 +86,16 @@ def _measure(context: RunContext, data: Dataset, plan: Plan) -> dict[str, Any]:
         }
         return work_unit(context, f"{data.name}-{part.replace(' ', '-')}", known, measure)
 
-    def neighbours() -> dict[str, Any]:
-        return {"accuracies": accuracies(data.train, data.test, rules, SCALARS)}
+    def whole() -> dict[str, Any]:
+        right, angles = Accuracies(data.train, data.test, rules, SCALARS), Angles(data.train, data.test)
+        for found in products(data.train.images.flatten(1), data.test.images.flatten(1)):
+            right.add(found)
+            angles.add(found)
+        return {"accuracies": right.result(), "angles": angles.result()}
 
-    def angles() -> dict[str, Any]:
+    def rest() -> dict[str, Any]:
         few = data.test.first(plan.rechecked)
         return {
-            **measure_angles(data.train, data.test),
             "recheck": recheck(data.train, few, SCALARS[1:]),
             "picture": project_two_classes(data.train, data.test, data.classes),
         }
@@ -100,7 +104,10 @@ def _measure(context: RunContext, data: Dataset, plan: Plan) -> dict[str, Any]:
         order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))
         chosen = order[: plan.subset].to(data.train.labels.device)
         train = Split(data.train.images[chosen], data.train.labels[chosen])
-        return {"seed": seed, "accuracies": accuracies(train, data.test, rules, (1.0,))}
+        right = Accuracies(train, data.test, rules, (1.0,))
+        for found in products(train.images.flatten(1), data.test.images.flatten(1)):
+            right.add(found)
+        return {"seed": seed, "accuracies": right.result()}
 
     return {
         "name": data.name,
@@ -109,8 +116,8 @@ def _measure(context: RunContext, data: Dataset, plan: Plan) -> dict[str, Any]:
         "train_images": len(data.train),
         "test_images": len(data.test),
         "pixels": data.train.images[0].numel(),
-        **work("neighbours", {"rules": list(rules)}, neighbours),
-        "angles": work("angles", {"rechecked": plan.rechecked, "bin": BIN}, angles),
+        **work("whole", {"rules": list(rules), "bin": BIN}, whole),
+        **work("rest", {"rechecked": plan.rechecked}, rest),
         "subsets": [
             work(
                 f"subset seed{seed}",

@@ -59,7 +59,7 @@ def _worst(judged: list[str]) -> str:
 
 
 def _same_direction(sets: list[Found]) -> Verdict:
-    checks = [found["angles"]["recheck"] for found in sets]
+    checks = [found["recheck"] for found in sets]
     tried = sum(check["images"] * check["scalars"] for check in checks)
     changed = sum(check["changed"] for check in checks)
     gap = max((check["gap"] for check in checks if check["gap"] is not None), default=None)

@@ -39,7 +39,7 @@ def _draw_cones(axes: Any, found: dict[str, Any]) -> None:
     """The plane through the origin and two class means: points, the cone of most of them, copies along a ray."""
     from matplotlib.patches import Wedge
 
-    picture = found["angles"]["picture"]
+    picture = found["picture"]
     reach = max(np.linalg.norm(side["points"], axis=1).max() for side in picture["sides"])
     for side, name, colour in zip(picture["sides"], picture["classes"], _CLASS_COLOURS, strict=True):
         low, middle, high = side["wedge"]  # degrees clockwise from straight up

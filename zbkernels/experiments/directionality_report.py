@@ -85,7 +85,7 @@ def _angles(found: dict[str, Any]) -> str:
         )
     low, middle, high, most = angles["to_mean"]
     own, other = (" / ".join(f"{q:.1f}°" for q in angles[key]) for key in ("nearest_own", "nearest_other"))
-    check = angles["recheck"]
+    check = found["recheck"]
     changed = f"{check['changed']:,}" if check["changed"] else "none"
     return (
         markdown_table(header, rows)

@@ -3,9 +3,10 @@
 One product of test and training images serves every rule and every scalar: for a test image x, a training image y
 and the training images' mean m,
 
-- distance: |s·x - y|² = s²|x|² - 2s·x·y + |y|²; subtracting m from both images changes nothing;
+- distance: |s·x - y|² = s²|x|² - 2s·x·y + |y|², least where x·y - |y|²/2s is largest; subtracting m from both images
+  changes nothing;
 - direction: the cosine of s·x and y is x·y / (|x||y|), whatever s;
-- direction after the mean is subtracted: (s·x - m)·(y - m) = s·x·y - s·x·m - y·m + m·m, over |y - m|.
+- direction after the mean is subtracted: (s·x - m)·(y - m) = s·(x·y - x·m - y·m/s + m·m/s), over |y - m|.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from zbkernels.data import Split
 
 DIRECTION, DISTANCE, CENTRED = "direction", "distance", "centred-direction"
 RULES = (DIRECTION, DISTANCE, CENTRED)
-BLOCK = 256  # test images at a time
+BLOCK = 64  # test images at a time
 NEAR_TIE = 1e-5  # two cosines that differ by less may change places by rounding in float32
 
 
@@ -47,13 +48,13 @@ class Products:
     centred_lengths: Tensor
 
     def cosines(self) -> Tensor:
-        return self.dots / self.lengths / self.test_lengths[:, None]
+        """[B, N]."""
+        return self.dots.div(self.lengths).div_(self.test_lengths[:, None])
 
-    def centred_cosines(self, scalar: float = 1.0) -> Tensor:
-        """Of s·x - m and y - m."""
-        over = self.dots * scalar - (scalar * self.mean_test - self.mean_square)[:, None] - self.mean_train
-        squares = (scalar * self.test_lengths) ** 2 - 2 * scalar * self.mean_test + self.mean_square
-        return over / self.centred_lengths / squares.clamp_min(0).sqrt()[:, None]
+    def centred_cosines(self) -> Tensor:
+        """Of x - m and y - m, [B, N]."""
+        squares = self.test_lengths**2 - 2 * self.mean_test + self.mean_square
+        return self._centred(1.0).div_(squares.clamp_min(0).sqrt()[:, None])
 
     def nearest(self, rule: str, scalar: float) -> Tensor:
         """The training image [B] nearest to each s·x, the first of several.
@@ -62,12 +63,17 @@ class Products:
             ValueError: ``rule`` is none of :data:`RULES`.
         """
         if rule == DIRECTION:
-            return self.cosines().argmax(1)
+            return self.dots.div(self.lengths).argmax(1)
         if rule == DISTANCE:
-            return torch.add(self.lengths**2, self.dots, alpha=-2 * scalar).argmin(1)
+            return self.dots.sub(self.lengths**2 / (2 * scalar)).argmax(1)
         if rule == CENTRED:
-            return self.centred_cosines(scalar).argmax(1)
+            return self._centred(scalar).argmax(1)
         raise ValueError(f"nearest: expected a rule of {', '.join(RULES)}, got {rule!r}")
+
+    def _centred(self, scalar: float) -> Tensor:
+        """(s·x - m)·(y - m) / s|y - m|."""
+        over = self.dots.sub(self.mean_train / scalar)
+        return over.sub_((self.mean_test - self.mean_square / scalar)[:, None]).div_(self.centred_lengths)
 
 
 def products(train: Tensor, test: Tensor, block: int = BLOCK) -> Iterator[Products]:
@@ -104,33 +110,39 @@ def products(train: Tensor, test: Tensor, block: int = BLOCK) -> Iterator[Produc
         )
 
 
-def accuracies(
-    train: Split, test: Split, rules: Sequence[str], scalars: Sequence[float], block: int = BLOCK
-) -> dict[str, list[dict[str, float]]]:
-    """Rule -> a row for each scalar: ``scalar``, ``accuracy`` (%) of the nearest image's label, and
-    ``commonest_share`` (%) of the class that is predicted most often.
+class Accuracies:
+    """Collects the nearest images' labels, block by block, for every rule and scalar.
 
     By direction the scalar makes no difference to the formula, so there is one row, for scalar 1; see
     :func:`recheck`.
     """
-    tried = {rule: (1.0,) if rule == DIRECTION else tuple(scalars) for rule in rules}
-    predicted = {
-        (rule, scalar): torch.empty_like(test.labels) for rule, several in tried.items() for scalar in several
-    }
-    for found in products(train.images.flatten(1), test.images.flatten(1), block):
-        for (rule, scalar), labels in predicted.items():
-            part = slice(found.start, found.start + len(found.dots))
-            labels[part] = train.labels[found.nearest(rule, scalar)]
-    rows: dict[str, list[dict[str, float]]] = {rule: [] for rule in rules}
-    for (rule, scalar), labels in predicted.items():
-        rows[rule].append(
-            {
-                "scalar": scalar,
-                "accuracy": 100 * (labels == test.labels).sum().item() / len(test),
-                "commonest_share": 100 * labels.bincount().max().item() / len(test),
-            }
-        )
-    return rows
+
+    def __init__(self, train: Split, test: Split, rules: Sequence[str], scalars: Sequence[float]) -> None:
+        self._train, self._test, self._rules = train, test, rules
+        self._predicted = {
+            (rule, scalar): torch.empty_like(test.labels)
+            for rule in rules
+            for scalar in ((1.0,) if rule == DIRECTION else scalars)
+        }
+
+    def add(self, found: Products) -> None:
+        part = slice(found.start, found.start + len(found.dots))
+        for (rule, scalar), labels in self._predicted.items():
+            labels[part] = self._train.labels[found.nearest(rule, scalar)]
+
+    def result(self) -> dict[str, list[dict[str, float]]]:
+        """Rule -> a row for each scalar: ``scalar``, ``accuracy`` (%) of the nearest image's label, and
+        ``commonest_share`` (%) of the class that is predicted most often."""
+        rows: dict[str, list[dict[str, float]]] = {rule: [] for rule in self._rules}
+        for (rule, scalar), labels in self._predicted.items():
+            rows[rule].append(
+                {
+                    "scalar": scalar,
+                    "accuracy": 100 * (labels == self._test.labels).sum().item() / len(labels),
+                    "commonest_share": 100 * labels.bincount().max().item() / len(labels),
+                }
+            )
+        return rows
 
 
 def recheck(train: Split, test: Split, scalars: Sequence[float]) -> dict[str, Any]:

@@ -34,12 +34,13 @@ class WholePlane:
 
 
 def whole_regions(layers: list[HiddenLayer], half_side: float) -> WholePlane:
-    """Cut a window of half a side ``half_side``, and larger ones until one holds all corners of the regions it meets.
+    """Cut a window of half a side ``half_side``, and larger ones until one holds all corners of the regions it meets,
+    and a point of each edge that is a whole line.
 
-    Then no region lies outside of it. For if one did, then also one that has an edge in common with a region A that
-    the window meets. A's corners are all inside, so the part of an edge that is outside runs to infinity. On the far
-    side of that edge is, near its corner, a region that the window meets too, whose corners are inside: so it has the
-    edge to infinity as well, and no other region has a part of it.
+    Then no region lies outside of it. For if
+    one did, then also one that has an edge in common with a region A that the window meets. This edge has a point in
+    the window, so the regions on its far side there are met by the window as well. Where one of them ends and another
+    begins along the edge it has a corner, which is inside; so those that the window meets have all of the edge.
 
     Raises:
         ValueError: the corners are too far away (lines all but parallel).
@@ -52,8 +53,8 @@ def whole_regions(layers: list[HiddenLayer], half_side: float) -> WholePlane:
             bool((np.abs(polygons.outline(index)) >= side * (1 - _NEAR)).any())
             for index in range(len(polygons))
         ]
-        cut_off = [np.abs(corners(bounds[index])).max(initial=0) for index in np.flatnonzero(touches)]
-        if max(cut_off, default=0.0) < side:
+        cut_off = [bounds[index] for index in np.flatnonzero(touches)]
+        if all((np.abs(np.concatenate([corners(b), feet(b)])) < side).all() for b in cut_off):
             return WholePlane(polygons, side, np.array([not is_unbounded(bound) for bound in bounds]))
         side *= 4
     raise ValueError(
@@ -98,6 +99,14 @@ def corners(bounds: Array) -> Array:
     x = (one[:, 1] * other[:, 2] - one[:, 2] * other[:, 1]) / cross
     y = (one[:, 2] * other[:, 0] - one[:, 0] * other[:, 2]) / cross
     points = np.stack([x, y, np.ones_like(x)], axis=1)  # [C, 3]
+    inside = points @ lines.T >= -_NEAR * (np.abs(points) @ np.abs(lines).T)
+    return points[inside.all(1), :2]
+
+
+def feet(bounds: Array) -> Array:
+    """Of each edge's whole line the point nearest to the origin, where that is in the region: [F, 2]."""
+    lines = _normals(bounds)
+    points = np.append(-lines[:, 2:] * lines[:, :2], np.ones((len(lines), 1)), axis=1)
     inside = points @ lines.T >= -_NEAR * (np.abs(points) @ np.abs(lines).T)
     return points[inside.all(1), :2]
 
