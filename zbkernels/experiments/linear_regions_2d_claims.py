@@ -95,8 +95,8 @@ def _dir1_normal(metrics: dict[str, Any], biased: list[dict[str, Any]]) -> Verdi
     return Verdict(
         _DIR1_NORMAL,
         HOLDS if fit else FAILS,
-        f"{fit} of {tried} trained networks fit all {along(biased, DIR1)[0]['points']} points; of "
-        f"{metrics['random']['tried']:,} with random weights {_count(metrics['random']['with-bias'][DIR1]['fit'])}",
+        f"{fit} of {tried} trained networks fit all {along(biased, DIR1)[0]['points']} points; and "
+        f"{_count(metrics['random']['with-bias'][DIR1]['fit'])} of {metrics['random']['tried']:,} with random weights",
     )
 
 
