@@ -7,7 +7,9 @@ alone, without a network. Nothing is random but the subsets of training images t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from zbkernels.experiments.angles import BIN, Angles
 from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.contrast import SCALARS
 from zbkernels.experiments.direction_pictures import project_two_classes
-from zbkernels.experiments.neighbours import RULES, Accuracies, products, recheck
+from zbkernels.experiments.neighbours import BLOCK, RULES, Accuracies, Products, products, recheck
 from zbkernels.experiments.units import crc32, work_unit
 
 
@@ -76,19 +78,29 @@ def run(context: RunContext) -> dict[str, Any]:
 def _measure(context: RunContext, data: Dataset, plan: Plan) -> dict[str, Any]:
     rules, checksum = context.settings.variants, crc32(data)
 
-    def work(part: str, settings: dict[str, Any], measure: Any) -> dict[str, Any]:
-        context.progress.describe(f"{data.name}, {part}")
+    progress, test = context.progress, data.test.images.flatten(1)
+
+    def work(part: str, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        progress.describe(f"{data.name}, {part}")
         known = {
             "data": {"title": data.title, "crc32": checksum},
             "device": context.device.type,
             "scalars": list(SCALARS),
             **settings,
         }
-        return work_unit(context, f"{data.name}-{part.replace(' ', '-')}", known, measure)
+        result = work_unit(context, f"{data.name}-{part.replace(' ', '-')}", known, measure)
+        progress.epoch_done(f"{data.name}, {part}: done")
+        return result
+
+    def blocks_of(train: Split) -> Iterator[Products]:
+        progress.expect(-(-len(test) // BLOCK))
+        for found in products(train.images.flatten(1), test):
+            yield found
+            progress.batch_done()
 
     def whole() -> dict[str, Any]:
         right, angles = Accuracies(data.train, data.test, rules, SCALARS), Angles(data.train, data.test)
-        for found in products(data.train.images.flatten(1), data.test.images.flatten(1)):
+        for found in blocks_of(data.train):
             right.add(found)
             angles.add(found)
         return {"accuracies": right.result(), "angles": angles.result()}
@@ -105,7 +117,7 @@ def _measure(context: RunContext, data: Dataset, plan: Plan) -> dict[str, Any]:
         chosen = order[: plan.subset].to(data.train.labels.device)
         train = Split(data.train.images[chosen], data.train.labels[chosen])
         right = Accuracies(train, data.test, rules, (1.0,))
-        for found in products(train.images.flatten(1), data.test.images.flatten(1)):
+        for found in blocks_of(train):
             right.add(found)
         return {"seed": seed, "accuracies": right.result()}
 
@@ -122,7 +134,7 @@ def _measure(context: RunContext, data: Dataset, plan: Plan) -> dict[str, Any]:
             work(
                 f"subset seed{seed}",
                 {"rules": list(rules), "subset": plan.subset, "seed": seed},
-                lambda seed=seed: subset(seed),
+                partial(subset, seed),
             )
             for seed in context.settings.seeds
         ],

@@ -7,7 +7,7 @@ from typing import Any
 
 from zbkernels.experiments.direction_points import BOTH, DEGREES
 from zbkernels.experiments.linear_regions_2d_claims import along, fits, verdicts
-from zbkernels.report import markdown_table, mean, verdict_table
+from zbkernels.report import markdown_table, verdict_table
 
 LABELS = {"with-bias": "with bias", "without-bias": "without bias"}
 # Whether a kind of network fits a direction, by the preprint's text, its caption, and the workshop version (text and
@@ -110,13 +110,7 @@ def _rays(metrics: dict[str, Any]) -> str:
             entry = network["along"].get(direction)
             cells += [form(entry) if entry else "" for _, form in columns]
         rows.append(cells)
-    bends = mean(
-        [e["bends"] for n in metrics["networks"] for e in n["along"].values() if n["variant"] == "with-bias"]
-        or [0]
-    )
-    return markdown_table(header, rows) + (
-        f"\nA ray runs from the origin to infinity. With biases a ray has {bends:.1f} bends on average.\n"
-    )
+    return markdown_table(header, rows) + "\nA ray runs from the origin to infinity.\n"
 
 
 def _name(network: dict[str, Any]) -> str:
