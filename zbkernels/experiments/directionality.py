@@ -77,7 +77,6 @@ def run(context: RunContext) -> dict[str, Any]:
 
 def _measure(context: RunContext, data: Dataset, plan: Plan) -> dict[str, Any]:
     rules, checksum = context.settings.variants, crc32(data)
-
     progress, test = context.progress, data.test.images.flatten(1)
 
     def work(part: str, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -151,7 +150,7 @@ EXPERIMENT = Experiment(
             "half a minute: the first 12,000 and 2,000 images of MNIST", "mnist", 0, 1, (0,), 12_000, 2_000
         ),
         "paper": Preset(
-            "minutes: MNIST, Fashion-MNIST and the colour composite, those that are there",
+            "minutes: MNIST, Fashion-MNIST and 2,500 test images of the colour composite, those that are there",
             "mnist",
             0,
             1,

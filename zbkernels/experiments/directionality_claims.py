@@ -39,9 +39,9 @@ def verdicts(metrics: dict[str, Any]) -> list[Verdict]:
     ]
 
 
-def accuracy(found: Found, rule: str, index: int = 0) -> float:
-    """Accuracy (%) by a rule at the scalar of that index; by direction it is one for all."""
-    return found["accuracies"][rule][index if rule != DIRECTION else 0]["accuracy"]
+def accuracy(found: Found, rule: str) -> float:
+    """Accuracy (%) by a rule at scalar 1."""
+    return found["accuracies"][rule][0]["accuracy"]
 
 
 def subset_accuracies(found: Found, rule: str) -> list[float]:
@@ -63,7 +63,7 @@ def _same_direction(sets: list[Found]) -> Verdict:
     tried = sum(check["images"] * check["scalars"] for check in checks)
     changed = sum(check["changed"] for check in checks)
     gap = max((check["gap"] for check in checks if check["gap"] is not None), default=None)
-    ties = "" if gap is None else f", all near-ties: cosines within {gap:.1g}"
+    ties = "" if gap is None else f", its cosine and that of the nearest at scalar 1 within {gap:.1g}"
     return Verdict(
         _SAME_DIRECTION,
         HOLDS if gap is None or gap <= NEAR_TIE else FAILS,

@@ -156,7 +156,7 @@ def _along(model: nn.Sequential, network: dict[str, Any], direction: str) -> dic
         "pieces_of_line": len(line),
         "constant": float(np.abs(line.intercept).max()),
         "differ": float(np.abs(pieces.at(t) - logits).max() / np.abs(logits).max()),
-        "homogeneity": None if last.bias.any() else homogeneity(model, ray),
+        "homogeneity": None if any(layer.bias.any() for layer in layers) else homogeneity(model, ray),
     }
 
 

@@ -37,10 +37,10 @@ def whole_regions(layers: list[HiddenLayer], half_side: float) -> WholePlane:
     """Cut a window of half a side ``half_side``, and larger ones until one holds all corners of the regions it meets,
     and a point of each edge that is a whole line.
 
-    Then no region lies outside of it. For if
-    one did, then also one that has an edge in common with a region A that the window meets. This edge has a point in
-    the window, so the regions on its far side there are met by the window as well. Where one of them ends and another
-    begins along the edge it has a corner, which is inside; so those that the window meets have all of the edge.
+    Then no region lies outside of it. For if one did, then also one that has an edge in common with a region A that
+    the window meets. A's edge has a point in the window, so the region on its far side there is met by the window as
+    well. Where that one ends and another begins along the edge it has a corner, which is inside; so the window meets
+    all regions along the edge.
 
     Raises:
         ValueError: the corners are too far away (lines all but parallel).
