@@ -156,7 +156,7 @@ def test_measures_of_angles() -> None:
     assert nearer_share(bins(30, 40), bins(10, 20)) == 0
     assert nearer_share(bins(10, 30), bins(20, 20)) == 0.5
     assert nearer_share(bins(10), bins(10)) == 0.5
-    assert obtuse_share(bins(10, 89.9), bins(90.1, 170)) == 50
+    assert obtuse_share(bins(10, 90.0), bins(90.6, 170)) == 50
     assert resultant(torch.tensor([[1.0, 0], [3.0, 0]])) == pytest.approx(1)
     assert resultant(torch.tensor([[1.0, 0], [-3.0, 0]])) == pytest.approx(0)
     split = Split(torch.tensor([[1.0, 0], [0.9, 0.1], [0, 1.0]]).view(3, 1, 1, 2), torch.tensor([4, 4, 7]))

@@ -109,6 +109,7 @@ def median(counts: Sequence[int]) -> float:
 
 
 def obtuse_share(same: Sequence[int], different: Sequence[int]) -> float:
-    """Share (%) of all pairs with an angle above 90 degrees (bins above it)."""
+    """Share (%) of all pairs beyond 90.5 degrees: images without a pixel in common are at 90 degrees, in the bin that
+    begins there."""
     counts = torch.tensor([same, different]).sum(0)
-    return 100 * float(counts[BINS // 2 :].sum() / counts.sum())
+    return 100 * float(counts[BINS // 2 + 1 :].sum() / counts.sum())

@@ -139,8 +139,9 @@ def _cone(sets: list[Found]) -> Verdict:
         *_, farthest = found["angles"]["to_mean"]
         holds = holds and before == 0 and farthest < 90 and centred["resultant"] <= RIGHT_ANGLES and after > 0
         said.append(
-            f"{found['name']}: farthest from the mean image {farthest:.0f}°, pairs beyond 90° {before:.0f} % and then "
-            f"{after:.0f} %, mean of the unit vectors {raw['resultant']:.2f} long and then {centred['resultant']:.2f}"
+            f"{found['name']}: farthest from the mean image {farthest:.0f}°, pairs beyond 90.5° {before:.0f} % and "
+            f"then {after:.0f} %, mean of the unit vectors {raw['resultant']:.2f} long "
+            f"and then {centred['resultant']:.2f}"
         )
     return Verdict(_CONE, HOLDS if holds else FAILS, "; ".join(said))
 

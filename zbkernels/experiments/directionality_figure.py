@@ -25,13 +25,17 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
 
     sets = metrics["sets"]
     with rc_context({"text.color": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}):
-        canvas = Figure(figsize=(5.0 * len(sets) + 0.4, 12.4), layout="constrained")
-        axes = canvas.subplots(3, len(sets), squeeze=False, height_ratios=(1.35, 1, 1))
+        canvas = Figure(figsize=(max(4.9 * len(sets), 8), 12.6), layout="constrained")
+        axes = canvas.subplots(3, len(sets), squeeze=False, height_ratios=(1.3, 1, 1))
         for column, found in enumerate(sets):
             _draw_cones(axes[0][column], found)
             _draw_accuracies(axes[1][column], metrics, found)
             _draw_angles(axes[2][column], found)
-        canvas.suptitle("How well the direction of an image alone tells its class", fontsize=13.5)
+        canvas.suptitle(
+            "How well the direction of an image alone tells its class\n(above: the plane through the origin and "
+            "two class means, cones of the middle 80 % of a class, copies of an image along its ray)",
+            fontsize=12.5,
+        )
         canvas.savefig(path, dpi=110, format="png")
 
 
@@ -40,7 +44,7 @@ def _draw_cones(axes: Any, found: dict[str, Any]) -> None:
     from matplotlib.patches import Wedge
 
     picture = found["picture"]
-    reach = max(np.linalg.norm(side["points"], axis=1).max() for side in picture["sides"])
+    reach = 1.12 * max(np.linalg.norm(side["at"]) for side in picture["sides"])
     for side, name, colour in zip(picture["sides"], picture["classes"], _CLASS_COLOURS, strict=True):
         low, middle, high = side["wedge"]  # degrees clockwise from straight up
         axes.add_patch(Wedge((0, 0), 1.12 * reach, 90 - high, 90 - low, color=colour, alpha=0.16, lw=0))
@@ -53,11 +57,9 @@ def _draw_cones(axes: Any, found: dict[str, Any]) -> None:
     axes.set(xlim=(-half, half), ylim=(-0.06 * reach, 1.36 * reach), aspect="equal", xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set_visible(False)
-    title = found["title"] if len(found["title"]) < 40 else found["title"].split(" of ")[0]
+    title = found["title"] if len(found["title"]) < 50 else found["title"].split(" of ")[0]
     axes.set_title(
-        f"{title}\nplane of two class means {picture['apart']:.0f}° apart; cones of the middle 80 %",
-        fontsize=11,
-        loc="left",
+        f"{title}\ntwo classes, {picture['apart']:.0f}° apart in the mean", fontsize=11, loc="left"
     )
 
 
@@ -71,13 +73,13 @@ def _draw_copies(axes: Any, side: dict[str, Any], shape: list[int], reach: float
     ray = ray / np.linalg.norm(ray)
     axes.plot(*np.outer([0, 1.12 * reach], ray).T, color=_INK, lw=1.3)
     outwards = np.sign(ray[0]) or 1.0
-    for contrast in _CONTRASTS:
+    for contrast, lift in zip(_CONTRASTS, (26, -2, -30), strict=True):
         point = contrast * np.array(side["at"])
         axes.plot(*point, "o", ms=6.5, mfc=colour, mec="white", mew=1, zorder=5)
         picture = AnnotationBbox(
-            OffsetImage(contrast * pixels, zoom=38 / max(shape[1:]), interpolation="nearest"),
+            OffsetImage(contrast * pixels, zoom=34 / max(shape[1:]), interpolation="nearest"),
             (float(point[0]), float(point[1])),
-            xybox=(38 * outwards, -6),
+            xybox=(54 * outwards, lift),
             boxcoords="offset points",
             pad=0.1,
             bboxprops={"edgecolor": colour, "linewidth": 1.2},
@@ -94,7 +96,10 @@ def _draw_accuracies(axes: Any, metrics: dict[str, Any], found: dict[str, Any]) 
             continue
         values = [row["accuracy"] for row in found["accuracies"][rule]]
         values = values * len(scalars) if rule == DIRECTION else values
-        axes.plot(at, values, "o-", color=_COLOURS[rule], ms=4.5, lw=1.8, label=f"{label}: {values[0]:.1f} %")
+        style = "o--" if rule == CENTRED else "o-"
+        axes.plot(
+            at, values, style, color=_COLOURS[rule], ms=4.5, lw=1.8, label=f"{label}: {values[0]:.1f} %"
+        )
     axes.set_xticks(at, [f"{scalar:g}" for scalar in scalars], rotation=45)
     axes.set(ylim=(0, 104), xlabel="contrast of the test images", ylabel="accuracy (%)")
     axes.set_title("Nearest neighbour; in the legend: at contrast 1", fontsize=11, loc="left")
@@ -112,14 +117,14 @@ def _draw_angles(axes: Any, found: dict[str, Any]) -> None:
         for part, filled in (("same", True), ("different", False)):
             counts = np.array(found["angles"][kind][part], dtype=float)
             density = counts / counts.sum() / BIN
-            name = ("same class" if filled else "different classes") + label
+            name = ("same class" if filled else "different") + label
             if filled:
                 axes.fill_between(middles, density, color=colour, alpha=0.28, lw=0, label=name)
             else:
                 axes.plot(middles, density, color=colour, lw=1.6, label=name)
     axes.axvline(90, color=_FAINT, lw=1, ls=(0, (4, 3)))
     axes.set(xlim=(0, 180), xlabel="angle between two images (degrees)", ylabel="density", yticks=[])
-    axes.set_ylim(bottom=0, top=axes.get_ylim()[1] * 1.35)
+    axes.set_ylim(bottom=0, top=axes.get_ylim()[1] * 1.25)
     axes.set_xticks(range(0, 181, 30))
     axes.set_title("All pairs of a test and a training image", fontsize=11, loc="left")
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper left")

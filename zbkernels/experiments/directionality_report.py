@@ -30,6 +30,7 @@ def _heading(metrics: dict[str, Any]) -> str:
         f"# directionality, preset {metrics['preset']}\n",
         "- No network: a test image gets the label of the training image that is nearest to it, by angle or by "
         "distance. The paper's Figure 1 has no numbers, so there are none to compare with.",
+        "- Pairs without a pixel in common are at 90°, to rounding; 0.5° is the width of a bin.",
         "- Test images are multiplied by the scalar, training images are not. Where the mean is subtracted, it is the "
         "mean training image, after the multiplication. (Distances do not change with it.)",
         f"- Everything is over all pairs of test and training images, but for the last column: mean and standard "
@@ -69,7 +70,7 @@ def _accuracies(metrics: dict[str, Any], found: dict[str, Any]) -> str:
 def _angles(found: dict[str, Any]) -> str:
     angles = found["angles"]
     header = ["images", "same class: median angle", "different classes", "smaller within a class (%)"]
-    header += ["pairs beyond 90° (%)", "length of the mean unit vector"]
+    header += ["pairs beyond 90.5° (%)", "length of the mean unit vector"]
     rows = []
     for kind, label in (("raw", "as they are"), ("centred", "mean subtracted")):
         same, different = angles[kind]["same"], angles[kind]["different"]
