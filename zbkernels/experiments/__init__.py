@@ -23,6 +23,8 @@ EXPERIMENTS: dict[str, str] = {
     "convex-region": "zbkernels.experiments.convex_region",
     "regions": "zbkernels.experiments.regions",
     "zero-image": "zbkernels.experiments.zero_image",
+    "linear-regions-2d": "zbkernels.experiments.linear_regions_2d",
+    "directionality": "zbkernels.experiments.directionality",
 }
 
 

@@ -77,7 +77,7 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
     settings = {
         **unit.settings,
         "device": context.device.type,
-        "data": {"title": data.title, "crc32": f"{data.test.checksum(data.train.checksum()):08x}"},
+        "data": {"title": data.title, "crc32": crc32(data)},
         **config.settings(),
     }
     team = distributed.team()
@@ -159,6 +159,28 @@ def _watch(
     return seen
 
 
+def work_unit(
+    context: RunContext, name: str, settings: dict[str, Any], work: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Do ``work`` that trains nothing in ``units/<name>``, or take what an earlier run left of it.
+
+    Args:
+        settings: all that the result depends on.
+
+    Raises:
+        ExperimentError: as :func:`train_unit`.
+    """
+    folder = context.folder / "units" / name
+    with locked(folder):
+        if context.force:
+            _empty(folder)
+        _check_same(folder / "settings.json", settings)
+        if not (folder / "result.json").exists():
+            write_json(folder / "settings.json", settings)
+            write_json(folder / "result.json", work())
+        return read_json(folder / "result.json")
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold ``folder/lock``; the lock goes with the process, however that ends.
@@ -199,6 +221,11 @@ def _check_same(path: Path, settings: dict[str, Any]) -> None:
         raise ExperimentError(
             f"{path.parent} holds a run with other settings ({said}). Use another --out, or --force"
         )
+
+
+def crc32(data: Dataset) -> str:
+    """Of all images and labels: eight hexadecimal digits."""
+    return f"{data.test.checksum(data.train.checksum()):08x}"
 
 
 def _save_model(path: Path, model: nn.Module) -> None:
