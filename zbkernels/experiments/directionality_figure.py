@@ -108,9 +108,8 @@ def _draw_accuracies(axes: Any, metrics: dict[str, Any], found: dict[str, Any]) 
     axes.set_xticks(at, [f"{scalar:g}" for scalar in scalars], rotation=45)
     axes.set(ylim=(0, 104), xlabel="contrast of the test images", ylabel="accuracy (%)")
     axes.set_title("Nearest neighbour; in the legend: at contrast 1", fontsize=11, loc="left")
-    crossed = (
-        60 < found["accuracies"].get(DIRECTION, [{"accuracy": 100}])[0]["accuracy"] < 84
-    )  # by the line of directions
+    by_direction = found["accuracies"].get(DIRECTION, [{"accuracy": 100.0}])[0]["accuracy"]
+    crossed = 60 < by_direction < 84  # the upper place of the legend, by the line of directions
     axes.legend(frameon=False, fontsize=9, loc="center right", bbox_to_anchor=(1, 0.42 if crossed else 0.68))
     _tidy(axes)
 
