@@ -12,7 +12,7 @@ from zbkernels.experiments.angles import class_means, quantiles, unit
 from zbkernels.experiments.pictures import encode
 
 POINTS = 150  # of each class
-_SHOWN = 0.5  # quantile of the angles in the plane: the image whose ray is drawn
+_AMONG = 15  # points nearest to the middle angle, of which the one of middle length is shown
 
 
 def project_two_classes(train: Split, test: Split, classes: tuple[str, ...]) -> dict[str, Any]:
@@ -39,7 +39,9 @@ def project_two_classes(train: Split, test: Split, classes: tuple[str, ...]) -> 
             torch.linalg.vector_norm(points, dim=1) / torch.linalg.vector_norm(images.flatten(1), dim=1)
         )
         angles = torch.rad2deg(torch.atan2(points[:, 0], points[:, 1]))
-        shown = int((angles - angles.quantile(_SHOWN)).abs().argmin())
+        middle = (angles - angles.median()).abs().argsort(stable=True)[:_AMONG]
+        lengths = torch.linalg.vector_norm(points[middle], dim=1)
+        shown = int(middle[lengths.argsort(stable=True)[len(middle) // 2]])
         sides.append(
             {
                 "points": _rounded(points),

@@ -15,6 +15,7 @@ from zbkernels.experiments.pictures import decode
 _COLOURS = {DIRECTION: "#1f6f8b", DISTANCE: "#c2571a", CENTRED: "#7a5aa6"}
 _CLASS_COLOURS = ("#2f8f7f", "#c9892b")
 _INK, _FAINT = "#2b2b2b", "#8a8a8a"
+_WIDE = 40  # degrees between two classes, from where there is room for their names between them
 _CONTRASTS = (1.0, 0.65, 0.3)  # of the copies of an image along its ray
 
 
@@ -50,7 +51,11 @@ def _draw_cones(axes: Any, found: dict[str, Any]) -> None:
         axes.add_patch(Wedge((0, 0), 1.12 * reach, 90 - high, 90 - low, color=colour, alpha=0.16, lw=0))
         axes.plot(*np.array(side["points"]).T, ".", ms=4, color=colour, alpha=0.7, mew=0)
         x, y = 1.17 * reach * np.sin(np.radians(middle)), 1.17 * reach * np.cos(np.radians(middle))
-        axes.text(x, y, name, color=colour, fontsize=11, fontweight="bold", ha="center", va="bottom")
+        inwards = ("left" if x < 0 else "right") if picture["apart"] > _WIDE else "center"
+        label = axes.text(
+            x, y, name, color=colour, fontsize=11, fontweight="bold", ha=inwards, va="bottom", zorder=6
+        )
+        label.set_bbox({"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.8})
         _draw_copies(axes, side, picture["shape"], reach, colour)
     axes.plot(0, 0, "+", ms=10, color=_INK, mew=1.6)
     half = 1.02 * reach
@@ -103,7 +108,9 @@ def _draw_accuracies(axes: Any, metrics: dict[str, Any], found: dict[str, Any]) 
     axes.set_xticks(at, [f"{scalar:g}" for scalar in scalars], rotation=45)
     axes.set(ylim=(0, 104), xlabel="contrast of the test images", ylabel="accuracy (%)")
     axes.set_title("Nearest neighbour; in the legend: at contrast 1", fontsize=11, loc="left")
-    axes.legend(frameon=False, fontsize=9, loc="center right", bbox_to_anchor=(1, 0.68))
+    by_direction = found["accuracies"].get(DIRECTION, [{"accuracy": 100.0}])[0]["accuracy"]
+    crossed = 60 < by_direction < 84  # the upper place of the legend, by the line of directions
+    axes.legend(frameon=False, fontsize=9, loc="center right", bbox_to_anchor=(1, 0.42 if crossed else 0.68))
     _tidy(axes)
 
 

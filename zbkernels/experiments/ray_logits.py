@@ -100,7 +100,8 @@ def homogeneity(model: nn.Sequential, direction: Array) -> dict[str, float]:
         without rounding: 0; ``others``: over 200 values of t in between; ``bound``: what rounding can make of it, with
         n summands a layer 2·(1 + Σ n)·2^-24.
     """
-    point = torch.from_numpy(direction).float().view(1, 1, 1, -1)
+    device = next(model.parameters()).device
+    point = torch.from_numpy(direction).float().view(1, 1, 1, -1).to(device)
     base = model(point).double()
     size, summands = point.double().flatten().abs(), 1
     for weight in (parameter.double() for parameter in model.parameters()):
