@@ -65,10 +65,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """What is too heavy to import before it is asked for."""
-    if name == "check_scalar_invariance":
-        from zbkernels.invariance import check_scalar_invariance
+if not TYPE_CHECKING:
 
-        return check_scalar_invariance
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """What is too heavy to import before it is asked for."""
+        if name == "check_scalar_invariance":
+            from zbkernels.invariance import check_scalar_invariance
+
+            return check_scalar_invariance
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

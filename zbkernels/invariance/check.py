@@ -75,7 +75,10 @@ def check_scalar_invariance(
         invariant = all(output.invariant for output in outputs)
         latent = _latent(model, x, precision, class_dim) if invariant and precision is not None else None
     if all(output.zero for output in outputs):
-        notes.append("every output is 0 for this x: there is nothing to compare")
+        judged = "its structure was judged with other numbers where parameters are 0"
+        notes.append(
+            f"every output is 0 for this x; {judged if zero_tensors(model) else 'nothing can be told'}"
+        )
     return InvarianceReport(
         operations=breaks.operations,
         outputs=outputs,

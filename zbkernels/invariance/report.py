@@ -36,9 +36,13 @@ class Operation:
     at: float = 1.0
 
     def __str__(self) -> str:
-        shown = self.breaks and math.isfinite(self.deviation)
-        by = f"; off by {_relative(self.deviation)} at scalar {self.at:.3g}" if shown else ""
+        by = f"; off by {self.size}" if self.breaks and math.isfinite(self.deviation) else ""
         return f"{self.where}: {self.reason}{by}"
+
+    @property
+    def size(self) -> str:
+        """Of a break, by how much, and where."""
+        return f"{_relative(self.deviation)} at scalar {self.at:.3g}"
 
     @property
     def where(self) -> str:
@@ -201,6 +205,10 @@ class InvarianceReport:
             yield f"also: {op}"
         if len(others) > most:
             yield f"and {len(others) - most} more, in report.breaks"
+        yield from self.remarks()
+
+    def remarks(self) -> Iterator[str]:
+        """What the verdict, the operations and the table of scalars don't say."""
         if self.latent is not None:
             yield f"only until it is trained, as what is 0 now hides: {self.latent.where}: {self.latent.reason}"
         for row in self.scalars:
