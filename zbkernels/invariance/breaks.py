@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from zbkernels.invariance.reasons import ORDER_PRESERVING, degree_list, why, why_degree
+from zbkernels.invariance.reasons import ORDER_PRESERVING, UNEXPLAINED, degree_list, why, why_degree
 from zbkernels.invariance.report import Operation, Output
 from zbkernels.invariance.structure import Structure
 from zbkernels.invariance.watching import Source
@@ -80,13 +80,18 @@ class Breaks:
 
     def _named(self, index: int) -> int | None:
         """The operation to name where the result of ``index`` has no degree and all that went in has one: that one, or
-        the one that wrote something of another degree into what it was given. Else None."""
+        the one that wrote something of another degree into what it was given, or of which Python took a number. Else
+        None."""
         op, degrees = self.structure.operations[index], self.structure.degrees[index]
         broken = [j for j, degree in enumerate(degrees) if degree.broken]
         if not any(j == 0 or j in op.used for j in broken) or any(map(self._broken, op.sources)):
             return None
         mixed = (s.made_by[0] for s in op.sources if s.made_by is not None and self._mixes(s.made_by))
-        return next(mixed, index)
+        named = next(mixed, index)
+        if named == index and why(op, self.structure.source_degrees(index))[0] == UNEXPLAINED:
+            numbers = (s.made_by[0] for s in op.numbers if s.made_by is not None and self._broken(s))
+            named = next(numbers, index)  # such as the comparison by which an `if` chose what it is given
+        return named
 
     def _row(self, index: int, shows_at: int | None) -> Operation:
         structure = self.structure
@@ -99,7 +104,8 @@ class Breaks:
             return replace(row, breaks=True, kind="control flow", reason=reason, deviation=math.inf, at=at)
         if shows_at is not None:
             shown = max((d for d in structure.degrees[shows_at] if d.broken), key=lambda d: d.deviation)
-            kind, reason = why(op, degrees) if shows_at == index else ("overwriting", self._overwrites(index))
+            over = shows_at != index and not degree.broken
+            kind, reason = ("overwriting", self._overwrites(index)) if over else why(op, degrees)
             return replace(row, breaks=True, kind=kind, reason=reason, deviation=shown.deviation, at=shown.at)
         if self._changes(index) and degree.known is not None:
             kind, reason = why_degree(op, structure.expected(index), degree.known, degrees)
@@ -149,7 +155,8 @@ class Breaks:
             if index not in seen:
                 seen.add(index)
                 op = self.structure.operations[index]
-                waiting += [source.made_by[0] for source in op.sources if source.made_by is not None]
+                leads = (*op.sources, *op.numbers)
+                waiting += [source.made_by[0] for source in leads if source.made_by is not None]
                 waiting += [op.before[0]] if op.before is not None else []
         return seen
 

@@ -44,6 +44,9 @@ _RECURRENT = _words("lstm gru rnn_tanh mkldnn_rnn_layer _thnn_fused_lstm_cell _t
 ORDER_PRESERVING = _words("_softmax _log_softmax sigmoid tanh exp exp2 expm1 log_sigmoid log_sigmoid_forward")
 
 
+UNEXPLAINED = "unexplained"  # the kind of a break by an operation that should be none
+
+
 def why(operation: Recorded, degrees: Sequence[float | None]) -> tuple[str, str]:
     """(kind, sentence) of an operation whose result is of another degree than what went in, or of none.
 
@@ -66,8 +69,9 @@ def why(operation: Recorded, degrees: Sequence[float | None]) -> tuple[str, str]
         return kind, f"{kind} is not homogeneous"
     if plain in _CLAMPS:
         return "clamp", f"{plain} cuts off at a value that does not scale with the input"
-    if operation.arguments["has_bias"]:
-        return "bias", f"adds {_bias_name(operation)}"
+    if "bias" in operation.arguments:
+        name = operation.arguments["bias"]
+        return "bias", f"adds the bias '{name}'" if name else "adds a bias"
     distinct = sorted({d for d in degrees if d is not None})
     if plain in _ADDS:
         return _addition(operation, degrees, distinct)
@@ -79,7 +83,7 @@ def why(operation: Recorded, degrees: Sequence[float | None]) -> tuple[str, str]
             "join",
             f"joins {constant or degree_list(distinct)} {'to activations' if constant else ''}".rstrip(),
         )
-    return plain, f"{plain} is not homogeneous in what it is given"
+    return UNEXPLAINED, f"{plain} is not homogeneous in what it is given"
 
 
 def why_degree(
@@ -89,6 +93,7 @@ def why_degree(
     if operation.function.rstrip("_") in _PRODUCTS and len([d for d in degrees if d]) > 1:
         return "product of activations", f"multiplies activations with each other: degree {text(after)}"
     kind, _ = why(operation, degrees)
+    kind = operation.function if kind == UNEXPLAINED else kind
     return kind, f"{kind}: from degree {text(before)} to {text(after)}"
 
 
@@ -116,11 +121,6 @@ def _addition(operation: Recorded, degrees: Sequence[float | None], distinct: li
         return "mixed degrees", f"adds terms of degree {degree_list(distinct)}"
     other = operation.arguments.get("other")
     return "constant", f"adds the constant {other}" if other is not None else "adds a constant"
-
-
-def _bias_name(operation: Recorded) -> str:
-    names = [s.parameter for s in operation.sources if s.parameter and s.parameter.split(".")[-1] != "weight"]
-    return f"the bias '{names[0]}'" if names else "a bias"
 
 
 def _named_constant(operation: Recorded, degrees: Sequence[float | None]) -> str:

@@ -6,8 +6,9 @@ operation. Views are no operations here: a tensor is known by its memory, whatev
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,11 @@ class Recorded:
         path, module: of the innermost module that was running, and its class.
         outputs: what it made or wrote, kept as it was then.
         sources: of each tensor that it was given.
-        arguments: what else it was given that a reason may need: numbers, and whether there was a bias.
+        arguments: what else a reason may need: numbers by name, the ``shape`` of the result, and the name of the
+            ``bias`` ("" where it is no parameter), where there is one.
         used: which outputs a later operation, or the caller, took.
         before: what the first output overwrote in part; None where it overwrote nothing, or all.
+        numbers: where Python took numbers from, before this operation; they may have decided what it is given.
     """
 
     index: int
@@ -56,6 +59,7 @@ class Recorded:
     arguments: dict[str, Any]
     used: set[int] = field(default_factory=set)
     before: tuple[int, int] | None = None
+    numbers: tuple[Source, ...] = ()
 
 
 class Watch(TorchDispatchMode):
@@ -63,6 +67,10 @@ class Watch(TorchDispatchMode):
 
     The model must be called itself, not its ``forward``; modules are named by hooks, which are removed at the end.
     """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in here, and torch's guard against it would load dynamo, which takes seconds
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -110,6 +118,8 @@ class Watch(TorchDispatchMode):
         made = written or _made(func, result, (args, kwargs))
         if made:
             self.after(func, args, kwargs, made, bool(written))
+        elif not isinstance(result, torch.Tensor) and not any(True for _ in tensors_in(result)):
+            self.left_torch(list(tensors_in((args, kwargs))))
         return result
 
     def before(self, written: list[torch.Tensor]) -> None:
@@ -118,6 +128,9 @@ class Watch(TorchDispatchMode):
     def after(self, func: Any, args: Any, kwargs: Any, made: list[torch.Tensor], wrote: bool) -> None:
         """An operation made these tensors, or (``wrote``) wrote into them."""
         raise NotImplementedError
+
+    def left_torch(self, given: list[torch.Tensor]) -> None:
+        """The model's Python code took a number out of one of these, such as the condition of an ``if``."""
 
 
 class Recorder(Watch):
@@ -135,6 +148,7 @@ class Recorder(Watch):
             int, tuple[int, int]
         ] = {}  # memory -> the operation that wrote it last, and its output
         self._kept: dict[int, list[tuple[int, int]]] = {}  # memory -> results that lie in it, not copied yet
+        self._numbers: tuple[Source, ...] = ()
         self._unset: dict[int, torch.Tensor] = {}  # memory that holds nothing yet, kept from being given away
 
     def source(self, t: torch.Tensor) -> Source:
@@ -162,9 +176,13 @@ class Recorder(Watch):
         sources = [
             self.source(t) for t in tensors_in((args, kwargs)) if not (wrote and _memory(t) in self._unset)
         ]
-        recorded = Recorded(
-            index, function_of(func), path, module, made, sources, _arguments(func, args, kwargs, made[0])
-        )
+        arguments = _arguments(func, args, kwargs)
+        bias = arguments.pop("bias", None)
+        if isinstance(bias, torch.Tensor):
+            arguments["bias"] = self._names.get(_memory(bias), "")
+        arguments["shape"] = tuple(made[0].shape)
+        recorded = Recorded(index, function_of(func), path, module, made, sources, arguments)
+        recorded.numbers = self._numbers
         for output, t in enumerate(made):
             place = _memory(t)
             if (
@@ -177,6 +195,9 @@ class Recorder(Watch):
             self._writer[place] = (index, output)
             self._kept.setdefault(place, []).append((index, output))
         self.operations.append(recorded)
+
+    def left_torch(self, given: list[torch.Tensor]) -> None:
+        self._numbers += tuple(map(self.source, given))
 
 
 def function_of(func: Any) -> str:
@@ -210,15 +231,12 @@ def _made(func: Any, result: Any, given: Any) -> list[torch.Tensor]:
     return [t for t in tensors_in(result) if _memory(t) not in before]
 
 
-def _arguments(func: Any, args: Any, kwargs: Any, made: torch.Tensor) -> dict[str, Any]:
+def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Numbers by name, and the bias."""
     named = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    kept = {name: value for name, value in named.items() if isinstance(value, int | float)}
-    bias = (
-        named.get("self")
-        if function_of(func) in ("addmm", "addmv", "addbmm", "baddbmm")
-        else named.get("bias")
-    )
-    return kept | {"has_bias": isinstance(bias, torch.Tensor), "shape": tuple(made.shape)}
+    numbers = {name: value for name, value in named.items() if isinstance(value, int | float)}
+    added_first = function_of(func) in ("addmm", "addmv", "addbmm", "baddbmm")
+    return numbers | {"bias": named.get("self" if added_first else "bias")}
 
 
 def _constants(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -237,8 +255,12 @@ def repeatable(seed: int, dtype: torch.dtype | None = None) -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     before = torch.get_default_dtype()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.no_grad(), torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
-        torch.manual_seed(seed)
+    # Looked up, not imported: what is compiled has loaded it, and loading it takes seconds.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with torch.no_grad(), torch.random.fork_rng(devices), eager:
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed keeps a stack trace for a CUDA to come
+        if devices:
+            torch.cuda.manual_seed_all(seed)
         torch.backends.mha.set_fastpath_enabled(False)  # else a whole encoder layer is one operation
         torch.set_default_dtype(dtype or before)
         try:

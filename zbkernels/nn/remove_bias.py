@@ -79,8 +79,8 @@ def remove_bias(
 
     ``"drop"`` keeps the weights: convolutions, linear layers and attention lose their biases, and each batch norm
     becomes a :class:`zbkernels.nn.ChannelScale`, ``x · weight / sqrt(running_var + eps)``: its scale in evaluation,
-    without running mean and shift. The keys that remain in the ``state_dict`` keep names and values. The result predicts
-    otherwise than the model did; it is a start for training on, not a replacement.
+    without running mean and shift. The keys that remain in the ``state_dict`` keep names and values. The result
+    predicts otherwise than the model did; it is a start for training on, not a replacement.
 
     ``"fixup"`` is for training from scratch: biases are dropped, batch norms become identities, **all weights are drawn
     anew** (from torch's global generator), and the recipe of the paper's Appendix B is applied. Residual branches are
