@@ -165,7 +165,7 @@ def layer(kind: str) -> nn.Module:
     }[kind]()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.sampled_from(["conv", "relu", "leaky", "pool", "mean", "sum"]), min_size=1, max_size=5),
     st.sampled_from(sorted(BREAKERS)),

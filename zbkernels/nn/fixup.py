@@ -23,10 +23,10 @@ from torch.nn.utils import parametrize
 
 from zbkernels.nn.conv_relu_pool import ConvReLUPool2d
 from zbkernels.nn.linear_relu import LinearReLU
-from zbkernels.nn.remove_bias import _ACTIVATIONS, Change
+from zbkernels.nn.obstacles import ACTIVATIONS, Change
 
 _WEIGHTED = (_ConvNd, nn.Linear, ConvReLUPool2d, LinearReLU)
-_ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, *_ACTIVATIONS)
+_ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, *ACTIVATIONS)
 _FUNCTIONS = {
     torch.relu, torch.relu_, F.relu, F.relu_, F.leaky_relu, F.leaky_relu_, F.prelu, F.rrelu, F.gelu, F.silu, F.mish,
     F.relu6, F.elu, F.hardtanh, F.hardswish, torch.tanh, torch.sigmoid,
@@ -94,6 +94,8 @@ def fixup(model: nn.Module) -> tuple[nn.Module, list[Change], list[Change]]:
     for each in traced:
         left += _what_is_fixed(each)
         _insert_multipliers(each, changed)
+        for node in each.graph.nodes:
+            node.type = None  # an annotation, which torch cannot pickle where it is text
         graph_module = fx.GraphModule(each.module, each.graph, type(each.module).__name__)
         graph_module.train(each.module.training)
         if not each.path:

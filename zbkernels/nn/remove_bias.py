@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from zbkernels.nn.channel_scale import ChannelScale
+from zbkernels.nn.obstacles import Change, obstacles, why_lazy, why_not_batch_norm
 
 if TYPE_CHECKING:
     from zbkernels.invariance import InvarianceReport
 
 HOW = ("drop", "fixup")
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm, _InstanceNorm)
-_ACTIVATIONS = (
-    nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.ELU, nn.CELU, nn.SELU, nn.LogSigmoid, nn.Hardswish,
-    nn.Hardsigmoid, nn.Hardtanh, nn.Hardshrink, nn.Softshrink, nn.Softsign, nn.Tanhshrink, nn.GLU,
-)  # fmt: skip
-_SOFTMAXES = (nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d)
-_SUSPECT = ("bias", "beta", "shift", "offset", "pos", "token")  # in the name of a parameter that may be added
-
-
-@dataclass(frozen=True)
-class Change:
-    """A module by its path (``forward``: the model itself) and class, and what was done with it, or why nothing was."""
-
-    path: str
-    kind: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.path} ({self.kind}): {self.what}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +97,8 @@ def remove_bias(
     if inplace and how == "fixup":
         raise ValueError("remove_bias: expected inplace=False with how='fixup', whose result is a new module")
     result = model if inplace else copy.deepcopy(model)
-    left = list(_left(result))
+    left = list(obstacles(result, suspects=x is None))
+    known = {each.path for each in left}
     if how == "fixup":
         from zbkernels.nn.fixup import fixup
 
@@ -128,7 +108,7 @@ def remove_bias(
     else:
         result, changed = drop(result, keep_scale=True)
     report = RemovalReport(how, tuple(changed), tuple(left))
-    return result, report if x is None else _checked(report, result, x)
+    return result, report if x is None else _checked(report, result, x, known)
 
 
 def drop(model: nn.Module, *, keep_scale: bool) -> tuple[nn.Module, list[Change]]:
@@ -141,7 +121,7 @@ def drop(model: nn.Module, *, keep_scale: bool) -> tuple[nn.Module, list[Change]
             changed.append(Change(path or "forward", type(module).__name__, f"without {', '.join(taken)}"))
     new: dict[int, nn.Module] = {}  # a batch norm that stands in several places stays one layer
     for path, module in list(model.named_modules(remove_duplicate=False)):
-        if not isinstance(module, _BatchNorm) or _why_not_batch_norm(module):
+        if not isinstance(module, _BatchNorm) or why_not_batch_norm(module):
             continue
         if id(module) not in new:
             new[id(module)] = _without_shift(module) if keep_scale else _with_hooks_of(module, nn.Identity())
@@ -156,7 +136,7 @@ def drop(model: nn.Module, *, keep_scale: bool) -> tuple[nn.Module, list[Change]
 
 def _drop_biases(module: nn.Module) -> list[str]:
     """The names of the parameters that were taken out of one module."""
-    if _why_lazy(module):
+    if why_lazy(module):
         return []
     names: tuple[str, ...] = ()
     if isinstance(module, (_ConvNd, nn.Linear, nn.Bilinear)):
@@ -166,9 +146,17 @@ def _drop_biases(module: nn.Module) -> list[str]:
     taken = [name for name in names if getattr(module, name, None) is not None]
     for name in taken:
         if parametrize.is_parametrized(module, name):
+            _give_own_class(module)
             parametrize.remove_parametrizations(module, name)
         setattr(module, name, None)
     return taken
+
+
+def _give_own_class(module: nn.Module) -> None:
+    """A copy of a parametrized module shares its class, from which torch takes the parametrized name out."""
+    cls = type(module)
+    body = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    module.__class__ = type(cls.__name__, cls.__bases__, body)
 
 
 def _without_shift(norm: _BatchNorm) -> nn.Module:
@@ -179,69 +167,17 @@ def _without_shift(norm: _BatchNorm) -> nn.Module:
 
 def _with_hooks_of(old: nn.Module, new: nn.Module) -> nn.Module:
     new.train(old.training)
-    for hooks in (
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_pre_hooks_with_kwargs",
-    ):
-        getattr(new, hooks).update(getattr(old, hooks))
+    for kind in ("", "_with_kwargs", "_always_called"):
+        getattr(new, f"_forward_hooks{kind}").update(getattr(old, f"_forward_hooks{kind}"))
+    for kind in ("", "_with_kwargs"):
+        getattr(new, f"_forward_pre_hooks{kind}").update(getattr(old, f"_forward_pre_hooks{kind}"))
     return new
 
 
-def _left(model: nn.Module) -> Iterator[Change]:
-    """What stands in the way and is not taken out, as far as classes and parameters tell."""
-    for path, module in model.named_modules():
-        reason = _why_lazy(module) or _why_left(module)
-        if reason:
-            yield Change(path or "forward", type(module).__name__, reason)
-        if not type(module).__module__.startswith(("torch.nn.", "zbkernels.nn.")):
-            for name in module._parameters:
-                known = isinstance(module, (_ConvNd, nn.Linear, _BatchNorm, nn.Bilinear)) and name == "bias"
-                if (
-                    not known
-                    and module._parameters[name] is not None
-                    and any(s in name.lower() for s in _SUSPECT)
-                ):
-                    what = f"its parameter '{name}' may be added to activations; what it does with it is not known"
-                    yield Change(path or "forward", type(module).__name__, what)
-
-
-def _why_left(module: nn.Module) -> str:
-    if isinstance(module, _BatchNorm):
-        return _why_not_batch_norm(module)
-    if isinstance(module, _NORMS):
-        return "divides by its input's own spread and adds an eps to it"
-    if isinstance(module, _ACTIVATIONS):
-        return "not homogeneous; ReLU and leaky ReLU are"
-    if isinstance(module, nn.Threshold) and (module.threshold, module.value) != (0, 0):
-        return "cuts off at a value that does not scale with the input"
-    if isinstance(module, _SOFTMAXES):
-        return "keeps predictions as a network's last step, breaks homogeneity anywhere else"
-    if isinstance(module, nn.MultiheadAttention):
-        return "the softmax of a product of two activations"
-    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
-        return "a recurrent layer: its gates are not homogeneous, and its biases stay"
-    return ""
-
-
-def _why_not_batch_norm(norm: _BatchNorm) -> str:
-    if norm.running_var is None:
-        return "has no running statistics: it divides by the batch's own spread and adds an eps to it"
-    return ""
-
-
-def _why_lazy(module: nn.Module) -> str:
-    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-        return "lazy: run the model once, then remove its biases"
-    return ""
-
-
-def _checked(report: RemovalReport, result: nn.Module, x: Any) -> RemovalReport:
+def _checked(report: RemovalReport, result: nn.Module, x: Any, known: set[str]) -> RemovalReport:
     from zbkernels.invariance import check_scalar_invariance
 
     check = check_scalar_invariance(result, x)
-    known = {each.path for each in report.left}
     found = [] if check.invariant else list(check.breaks)
     found += [check.latent] if check.latent is not None else []
     more = {op.path: Change(op.path, op.module, f"{op.function}: {op.reason}") for op in reversed(found)}
