@@ -95,6 +95,7 @@ def test_errors(tmp_path):
     assert "--shape: expected channels,height,width" in error("fcn-mnist", "--shape", "3,32")
     assert "--scalars: expected positive numbers" in error("fcn-mnist", "--scalars", "1,-1")
     assert "--dtype: expected one of float16" in error("fcn-mnist", "--dtype", "int8")
+    assert "block 1 pools 2×2" in error("cnn-fashion", "--shape", "1,1,1")
     assert "--bias is for an untrained network" in error(f"{__name__}:made", "--bias")
     assert "does not run on random images 1×28×28" in error(f"{__name__}:made")
     assert "no such function" in error(f"{__name__}:nothing")

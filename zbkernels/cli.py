@@ -198,7 +198,10 @@ def check_invariance(
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Of the random images: 3,32,32")] = None,
     count: Annotated[int, typer.Option(min=1, help="How many images")] = 4,
-    bias: Annotated[bool, typer.Option(help="Of an untrained network")] = False,
+    bias: Annotated[
+        bool | None,
+        typer.Option("--bias/--no-bias", help="Of an untrained network (default: without, where it can be)"),
+    ] = None,
     scalars: Annotated[
         str | None, typer.Option(help="1,0.1,0.0001 (default: Table 1's, and 2, 10, 100)")
     ] = None,

@@ -18,7 +18,7 @@ from zbkernels.experiments.runner import device_named
 from zbkernels.invariance.check import SCALARS, check_scalar_invariance
 from zbkernels.invariance.copies import fill_zeros_
 from zbkernels.invariance.report import InvarianceReport, Operation
-from zbkernels.models import ARCHITECTURES, build
+from zbkernels.models import ARCHITECTURES, Architecture, build
 from zbkernels.nap.sources import Images, NapError, load_images, load_model
 
 _SHAPES = ((1, 28, 28), (3, 32, 32), (1, 8, 8))  # of the data sets on which `zb run` trains
@@ -33,7 +33,7 @@ def run(
     shape: str | None = None,
     count: int = 4,
     architecture: str | None = None,
-    bias: bool = False,
+    bias: bool | None = None,
     scalars: str | None = None,
     dtype: str | None = None,
     operations: bool = False,
@@ -83,7 +83,7 @@ def _network(
     shape: str | None,
     count: int,
     architecture: str | None,
-    bias: bool,
+    bias: bool | None,
     data: Path | None,
     device: str,
 ) -> tuple[nn.Module, Images, list[str]]:
@@ -92,13 +92,9 @@ def _network(
     if model in ARCHITECTURES and not Path(model).exists():
         row = ARCHITECTURES[model]
         given = chosen or random_images(_shape(shape) if shape else row.image, count)
-        c, h, w = given.images.shape[1:]
-        try:
-            network: nn.Module = build(row, (c, h, w), _CLASSES, bias=bias)
-        except (ValueError, RuntimeError) as error:
-            raise NapError(f"{model}: {error}") from error
-        return network.to(device_named(device)), given, fill_zeros_(network)
-    if bias:
+        network = _untrained(row, given, bias).to(device_named(device))
+        return network, given, fill_zeros_(network)
+    if bias is not None:
         raise NapError(
             f"--bias is for an untrained network by name ({', '.join(ARCHITECTURES)}), got {model}"
         )
@@ -115,6 +111,17 @@ def _network(
         except (RuntimeError, TypeError, ValueError) as error:  # of a function that makes a module
             raise NapError(f"{model}: cannot be made ({error})") from error
     raise NapError(f"{last}; or its --shape") from last
+
+
+def _untrained(row: Architecture, images: Images, bias: bool | None) -> nn.Module:
+    c, h, w = images.images.shape[1:]
+    errors = []
+    for form in (False, True) if bias is None else (bias,):  # a batch norm has no form without bias
+        try:
+            return build(row, (c, h, w), _CLASSES, bias=form).eval()
+        except (ValueError, RuntimeError) as error:
+            errors.append(error)
+    raise NapError(f"{row.name}: {errors[0]}") from errors[0]
 
 
 def random_images(shape: Sequence[int], count: int) -> Images:

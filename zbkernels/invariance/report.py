@@ -229,19 +229,26 @@ class InvarianceReport:
     @property
     def columns(self) -> tuple[str, ...]:
         """Of the table of scalars, without the scalar."""
-        first = ("deviation", "predictions changed")
-        return (*first, f"in {self.dtype}", "changed", f"outside {self.dtype}") if self._own else first
+        own = (f"in {self.dtype}", "changed") if self._own else ()
+        return (
+            "deviation",
+            "predictions changed",
+            *own,
+            *([f"outside {self.dtype}"] if self._outside else []),
+        )
 
     def cells(self, row: ScalarRow) -> tuple[str, ...]:
-        first = (_relative(row.deviation), f"{row.changed:,}")
-        if not self._own:
-            return first
-        own = "" if row.own_deviation is None else _relative(row.own_deviation)
-        return (*first, own, f"{row.own_changed or 0:,}", f"{row.below + row.above:,}")
+        own = () if row.own_deviation is None else (_relative(row.own_deviation), f"{row.own_changed:,}")
+        outside = (f"{row.below + row.above:,}",) if self._outside else ()
+        return (_relative(row.deviation), f"{row.changed:,}", *own, *outside)
 
     @property
     def _own(self) -> bool:
-        return any(row.own_deviation is not None for row in self.scalars)
+        return self.scalars[0].own_deviation is not None
+
+    @property
+    def _outside(self) -> bool:
+        return any(row.below or row.above for row in self.scalars)
 
 
 def _way(output: Output) -> str:
