@@ -44,5 +44,7 @@ def test_the_page_runs(capsys):
         "underflow",
     ):
         assert said in printed and said in text
+    for figure in re.findall(r"!\[[^]]*\]\(([^)]*)\)", text):
+        assert 1000 < (PAGE.parent / figure).stat().st_size < 150_000, figure
     with_norm, dropped, fixup = (found for found in re.findall(r"^\[[\d., ]+\]", printed, re.MULTILINE)[:3])
     assert with_norm != dropped != fixup

@@ -14,13 +14,21 @@ from dataclasses import dataclass, field
 import torch
 
 _ALWAYS = (-2, -1, 1, 2)  # exponents of four: a degree is not to be fitted to one scalar alone
+_FARTHEST = 40  # 4^40 is 1e24: beyond, values of degree 2 leave float32's range, and of 12 float64's
 _ROOM = 2.0**20  # how far from the ends of a dtype's range values are compared
 
 
 def powers_of_four(scalars: Sequence[float]) -> list[float]:
     """The powers of four nearest to the scalars, and 1/16, 1/4, 4 and 16; those nearest to 1 first."""
-    exponents = {round(math.log(s, 4)) for s in scalars} | set(_ALWAYS)
+    exponents = {max(-_FARTHEST, min(_FARTHEST, round(math.log(s, 4)))) for s in scalars} | set(_ALWAYS)
     return [4.0**k for k in sorted(exponents - {0}, key=lambda k: (abs(k), k))]
+
+
+def power(s: float, degree: float) -> float:
+    try:
+        return s**degree
+    except OverflowError:
+        return math.inf
 
 
 def relative_deviation(y: torch.Tensor, base: torch.Tensor, factor: float) -> float:
@@ -91,17 +99,17 @@ class Degree:
             if self.known is None:
                 self.broken = True
         if self.broken:
-            self._break(relative_deviation(y, self.base, s**expected), s)
+            self._break(relative_deviation(y, self.base, power(s, expected)), s)
             return
         degree = 0.0 if self.known is None else self.known
         info = torch.finfo(coarsest)
-        size = self._peak[1] * s**degree
+        size = self._peak[1] * power(s, degree)
         room = _ROOM if info.tiny < 1e-30 else 1.0  # float16 has none to give away
         if size and not info.tiny * room < size < info.max / room:
             return  # out of this dtype's range: nothing is decided here
         allowed = info.eps**0.75 + (8 * info.tiny / size if size else 0.0)
-        if relative_deviation(y, self.base, s**degree) > allowed:
-            self._break(relative_deviation(y, self.base, s**expected), s)
+        if relative_deviation(y, self.base, power(s, degree)) > allowed:
+            self._break(relative_deviation(y, self.base, power(s, expected)), s)
 
     def _break(self, deviation: float, s: float) -> None:
         self.broken, self.known = True, None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from zbkernels.invariance.breaks import class_place
-from zbkernels.invariance.degrees import relative_deviation
+from zbkernels.invariance.degrees import power, relative_deviation
 from zbkernels.invariance.report import ScalarRow
 from zbkernels.invariance.structure import SEED
 from zbkernels.invariance.tensors import call, outputs_of, scaled
@@ -84,7 +84,7 @@ def measure(
     for s in scalars:
         found, ranges = outputs(s)
         deviations = [
-            relative_deviation(found[name], t, s ** (1.0 if degree is None else degree))
+            relative_deviation(found[name], t, power(s, 1.0 if degree is None else degree))
             for (name, t), degree in zip(base.items(), degrees, strict=True)
             if t.is_floating_point() or degree == 0
         ]

@@ -100,8 +100,10 @@ def fixup(model: nn.Module) -> tuple[nn.Module, list[Change], list[Change]]:
         graph_module.train(each.module.training)
         if not each.path:
             return graph_module, changed, left
-        parent, _, name = each.path.rpartition(".")
-        setattr(model.get_submodule(parent), name, graph_module)
+        for path, module in list(model.named_modules(remove_duplicate=False)):
+            if module is each.module:  # in every place where it stands
+                parent, _, name = path.rpartition(".")
+                setattr(model.get_submodule(parent), name, graph_module)
     return model, changed, left
 
 
