@@ -327,8 +327,15 @@ def test_unchanged_predictions_of_a_biased_network_are_no_invariance():
         model[1].bias.copy_(torch.tensor([1e-9, 0.0]))
     report = check(model)
     assert report.changed == 0 and not report.invariant and "which nothing guarantees" in report.verdict
-    chosen = check(nn.Sequential(model, Lambda(lambda y: y.argmax(1))))
-    assert not chosen.invariant and chosen.predictions == 0
+    for of_it in (
+        lambda y: y.argmax(1),
+        lambda y: F.one_hot(y.argmax(1), 2).double(),
+        lambda y: y.max(1).indices + 1,
+    ):
+        chosen = check(nn.Sequential(model, Lambda(of_it)))
+        assert not chosen.invariant and chosen.first_break.path == "0.1"
+    model[1].bias = None
+    assert check(nn.Sequential(model, Lambda(lambda y: y.argmax(1)))).invariant
 
 
 def test_what_is_zero_now_is_told():

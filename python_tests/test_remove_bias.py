@@ -321,6 +321,11 @@ def test_what_fixup_has_to_say():
     assert "parametrized" in said(parametrized.left, "0")
 
 
+def test_the_projection_of_a_last_block_is_no_classifier():
+    result, report = remove_bias(nn.Sequential(Residual(), Residual(project=True)), "fixup")
+    assert result.get_parameter("1.short.weight").any() and "not known" in said(report.left, "forward")
+
+
 class Towers(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from zbkernels.invariance.degrees import Degree
 from zbkernels.invariance.reasons import ORDER_PRESERVING, UNEXPLAINED, degree_list, why, why_degree
 from zbkernels.invariance.report import Operation, Output
 from zbkernels.invariance.structure import Structure
@@ -22,6 +23,9 @@ class Breaks:
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
         self._mixed: dict[tuple[int, int], bool] = {}
+        self._lucky: dict[tuple[int, int], bool] = {}
+        for source in (s for op in structure.operations for s in op.sources):
+            self._by_luck(source)  # in order, so that no recursion is deep
         named: dict[int, int] = {}  # the operation to name -> where it shows
         for index in range(len(structure.operations)):
             name = self._named(index)
@@ -35,8 +39,9 @@ class Breaks:
         lost: list[Source] = []
         other: list[Source] = []
         for source, degree in self.structure.returned.values():
-            if not degree.zero and degree.known != 1:
-                (lost if degree.known is None else other).append(source)
+            known = self._certain(source, degree)
+            if not degree.zero and known != 1:
+                (lost if known is None else other).append(source)
         leads = self._ancestors(lost or other)
         for row in self.operations:
             if row.index in leads and (row.breaks if lost else row.kind):
@@ -47,9 +52,7 @@ class Breaks:
     def outputs(self, class_dim: int) -> tuple[Output, ...]:
         found = []
         for name, (source, degree) in self.structure.returned.items():
-            shape, known, through = tuple(degree.base.shape), degree.known, ""
-            if not degree.base.is_floating_point() and self._of_broken(source):
-                known = None  # equal so far: an argmax of what is not homogeneous
+            shape, known, through = tuple(degree.base.shape), self._certain(source, degree), ""
             if known is None and not degree.zero:
                 through = self._through(source, shape, class_dim)
             found.append(Output(name, shape, known, degree.zero, through))
@@ -61,10 +64,24 @@ class Breaks:
         index, output = source.made_by
         return self.structure.degrees[index][output].broken
 
-    def _of_broken(self, source: Source) -> bool:
-        return source.made_by is not None and any(
-            map(self._broken, self.structure.operations[source.made_by[0]].sources)
-        )
+    def _certain(self, source: Source, degree: Degree) -> float | None:
+        """The degree of an output; None too where it only was the same so far."""
+        return None if self._by_luck(source) else degree.known
+
+    def _by_luck(self, source: Source) -> bool:
+        """Whether it depends on integers or booleans that were made of what is not homogeneous: these stay the same as
+        long as no decision flips, such as the argmax of biased logits."""
+        if source.made_by is None:
+            return False
+        if source.made_by not in self._lucky:
+            index, output = source.made_by
+            sources, base = (
+                self.structure.operations[index].sources,
+                self.structure.degrees[index][output].base,
+            )
+            decided = not (base.is_floating_point() or base.is_complex()) and any(map(self._broken, sources))
+            self._lucky[source.made_by] = decided or any(map(self._by_luck, sources))
+        return self._lucky[source.made_by]
 
     def _mixes(self, place: tuple[int, int]) -> bool:
         """Whether the memory that an operation wrote holds parts of other degrees than the part it wrote."""

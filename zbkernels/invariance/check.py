@@ -55,9 +55,8 @@ def check_scalar_invariance(
     check_input(x)
     scalars = tuple(float(s) for s in scalars)
     if not scalars or not all(0 < s < math.inf for s in scalars):
-        raise ValueError(
-            f"{name}: expected positive finite scalars, got {', '.join(map(str, scalars)) or 'none'}"
-        )
+        got = ", ".join(map(str, scalars)) or "none"
+        raise ValueError(f"{name}: expected positive finite scalars, got {got}")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     own = _own_dtype(model, x)
     with evaluating(model):
@@ -75,10 +74,9 @@ def check_scalar_invariance(
         invariant = all(output.invariant for output in outputs)
         latent = _latent(model, x, precision, class_dim) if invariant and precision is not None else None
     if all(output.zero for output in outputs):
-        judged = "its structure was judged with other numbers where parameters are 0"
-        notes.append(
-            f"every output is 0 for this x; {judged if zero_tensors(model) else 'nothing can be told'}"
-        )
+        filled = "its structure was judged with other numbers where parameters are 0"
+        said = filled if zero_tensors(model) else "nothing can be told"
+        notes.append(f"every output is 0 for this x; {said}")
     return InvarianceReport(
         operations=breaks.operations,
         outputs=outputs,

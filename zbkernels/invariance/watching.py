@@ -144,9 +144,8 @@ class Recorder(Watch):
         self.operations: list[Recorded] = []
         self._inputs = {_memory(t) for t in inputs}
         self._names = {_memory(t): name for name, t in _constants(model)}
-        self._writer: dict[
-            int, tuple[int, int]
-        ] = {}  # memory -> the operation that wrote it last, and its output
+        # memory -> the operation that wrote it last, and which of its outputs lies there
+        self._writer: dict[int, tuple[int, int]] = {}
         self._kept: dict[int, list[tuple[int, int]]] = {}  # memory -> results that lie in it, not copied yet
         self._numbers: tuple[Source, ...] = ()
         self._unset: dict[int, torch.Tensor] = {}  # memory that holds nothing yet, kept from being given away
@@ -185,12 +184,8 @@ class Recorder(Watch):
         recorded.numbers = self._numbers
         for output, t in enumerate(made):
             place = _memory(t)
-            if (
-                wrote
-                and t.numel() * t.element_size() < t.untyped_storage().nbytes()
-                and place in self._writer
-            ):
-                recorded.before = self._writer[place]
+            if wrote and t.numel() * t.element_size() < t.untyped_storage().nbytes():
+                recorded.before = self._writer.get(place)
             self._unset.pop(place, None)
             self._writer[place] = (index, output)
             self._kept.setdefault(place, []).append((index, output))

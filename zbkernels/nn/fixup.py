@@ -48,8 +48,9 @@ class ScalarMultiplier(nn.Module):
 
 @dataclass
 class _Branch:
-    """A residual branch: its nodes in order, and those that have weights."""
+    """A residual branch: the sum that it ends in, its nodes in order, and those that have weights."""
 
+    sum: fx.Node
     nodes: list[fx.Node]
     layers: list[fx.Node]
 
@@ -153,10 +154,9 @@ def _branches(traced: _Traced, left: list[Change]) -> Iterator[_Branch]:
             what = f"adds two branches of {counts}, of which none is a shortcut"
             left.append(Change(traced.named(str(node.name)), "sum", what))
             continue
-        found.append(_Branch(sides[long], layers[long]))
-    for branch in sorted(
-        found, key=lambda b: len(b.nodes)
-    ):  # a layer belongs to the innermost branch around it
+        found.append(_Branch(node, sides[long], layers[long]))
+    # A layer belongs to the innermost branch around it.
+    for branch in sorted(found, key=lambda b: len(b.nodes)):
         branch.layers = [n for n in branch.layers if n not in taken]
         branch.nodes = [n for n in branch.nodes if n not in taken]
         taken.update(branch.nodes)
@@ -180,21 +180,20 @@ def _initialise(
             for node in branch.layers:
                 scale[id(each.layer(node))] = blocks ** (-1 / (2 * m - 2)) if m > 1 else 1.0
             zero[id(each.layer(branch.layers[-1]))] = "the last layer of its residual branch"
-        classifier = _classifier(each)
-        if not each.path and classifier is not None:
-            zero.setdefault(id(each.layer(classifier)), "the classification layer")
-    if traced and traced[0].path:
-        left.append(
-            Change("forward", type(model).__name__, "its classification layer is not known, and not set to 0")
-        )
+    whole = next((each for each in traced if not each.path), None)
+    classifier = None if whole is None else _classifier(whole)
+    if whole is not None and classifier is not None:
+        zero.setdefault(id(whole.layer(classifier)), "the classification layer")
+    else:
+        what = "its classification layer is not known, and not set to 0"
+        left.append(Change("forward", type(model).__name__, what))
     done: set[int] = set()
     for path, layer in model.named_modules():
         if not isinstance(layer, _WEIGHTED) or id(layer.weight) in done:
             continue
         if parametrize.is_parametrized(layer, "weight") or type(layer.weight) is not nn.Parameter:
-            left.append(
-                Change(path, type(layer).__name__, "its weight is parametrized, and was not drawn anew")
-            )
+            what = "its weight is parametrized, and was not drawn anew"
+            left.append(Change(path, type(layer).__name__, what))
             continue
         done.add(id(layer.weight))
         reason, factor = zero.get(id(layer)), scale.get(id(layer), 1.0)
@@ -213,20 +212,22 @@ def _initialise(
 
 
 def _classifier(traced: _Traced) -> fx.Node | None:
-    """The last layer before the output, where no residual sum follows it."""
-    inside = {node for branch in traced.branches for node in branch.nodes}
-    layers = [n for n in traced.graph.nodes if isinstance(traced.layer(n), _WEIGHTED)]
-    return layers[-1] if layers and layers[-1] not in inside else None
+    """The last layer, where no residual sum follows it."""
+    sums = {branch.sum for branch in traced.branches}
+    for node in reversed(traced.graph.nodes):
+        if node in sums:
+            return None
+        if isinstance(traced.layer(node), _WEIGHTED):
+            return node
+    return None
 
 
 def _insert_multipliers(traced: _Traced, changed: list[Change]) -> None:
     for branch in traced.branches:
         for node in branch.nodes:
             layer = traced.layer(node)
-            elementwise = (
-                isinstance(layer, _ELEMENTWISE) or node.target in _FUNCTIONS or node.target in _METHODS
-            )
-            if not (elementwise or isinstance(layer, _WEIGHTED)):
+            elementwise = node.target in _FUNCTIONS or node.target in _METHODS
+            if not (elementwise or isinstance(layer, (*_WEIGHTED, *_ELEMENTWISE))):
                 continue
             x = node.args[0]
             assert isinstance(x, fx.Node)
@@ -235,13 +236,12 @@ def _insert_multipliers(traced: _Traced, changed: list[Change]) -> None:
                 scaled = traced.graph.call_module(name, (x,))
             node.args = (scaled, *node.args[1:])
             kind = (
-                type(layer).__name__
-                if layer is not None
-                else getattr(node.target, "__name__", str(node.target))
+                getattr(node.target, "__name__", str(node.target)) if layer is None else type(layer).__name__
             )
-            fused = ", which holds its activation: one stands for both"
-            fused = fused if isinstance(layer, (ConvReLUPool2d, LinearReLU)) else ""
-            changed.append(Change(traced.named(name), "ScalarMultiplier", f"put before {kind}{fused}"))
+            what = f"put before {kind}"
+            if isinstance(layer, (ConvReLUPool2d, LinearReLU)):
+                what += ", which holds its activation: one stands for both"
+            changed.append(Change(traced.named(name), "ScalarMultiplier", what))
 
 
 def _add_multiplier(traced: _Traced, node: fx.Node) -> str:
