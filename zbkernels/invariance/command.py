@@ -18,7 +18,7 @@ from zbkernels.experiments.runner import device_named
 from zbkernels.invariance.check import SCALARS, check_scalar_invariance
 from zbkernels.invariance.copies import fill_zeros_
 from zbkernels.invariance.report import InvarianceReport, Operation
-from zbkernels.models import ARCHITECTURES, Architecture, build
+from zbkernels.models import ARCHITECTURES, Architecture, ResNet, build
 from zbkernels.nap.sources import Images, NapError, load_images, load_model
 
 _SHAPES = ((1, 28, 28), (3, 32, 32), (1, 8, 8))  # of the data sets on which `zb run` trains
@@ -113,7 +113,7 @@ def _network(
     raise NapError(f"{last}; or its --shape") from last
 
 
-def _untrained(row: Architecture, images: Images, bias: bool | None) -> nn.Module:
+def _untrained(row: Architecture | ResNet, images: Images, bias: bool | None) -> nn.Module:
     c, h, w = images.images.shape[1:]
     errors = []
     for form in (False, True) if bias is None else (bias,):  # a batch norm has no form without bias
