@@ -4,6 +4,10 @@ The ops are here and under ``torch.ops.zb``; drop-in layers are in :mod:`zbkerne
 command line says what is built, loaded and used on this machine.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from zbkernels import _loader
 from zbkernels._version import __version__
 
@@ -32,8 +36,12 @@ from zbkernels.ops import (  # noqa: E402
     weight_cache_info,
 )
 
+if TYPE_CHECKING:
+    from zbkernels.invariance import check_scalar_invariance
+
 __all__ = [
     "__version__",
+    "check_scalar_invariance",
     "clear_weight_cache",
     "conv_relu_pool2d",
     "conv_relu_pool2d_nap",
@@ -55,3 +63,14 @@ __all__ = [
     "use_backend",
     "weight_cache_info",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """What is too heavy to import before it is asked for."""
+        if name == "check_scalar_invariance":
+            from zbkernels.invariance import check_scalar_invariance
+
+            return check_scalar_invariance
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -195,6 +195,65 @@ def tune(
             raise typer.Exit(1)
 
 
+@app.command("check-invariance")
+def check_invariance(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="As of `zb nap`: a trained network's folder (OUT/RUN/units/NAME), a .safetensors or .pt2 file, "
+            "module:function; or one of the package's networks, untrained: resnet9, ..."
+        ),
+    ],
+    images: Annotated[
+        str | None,
+        typer.Option(help="As of `zb nap`: mnist, digits:train, a .npy, .png ... (default: random)"),
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="Of the random images: 3,32,32")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many images")] = 4,
+    bias: Annotated[
+        bool | None,
+        typer.Option("--bias/--no-bias", help="Of an untrained network (default: without, where it can be)"),
+    ] = None,
+    scalars: Annotated[
+        str | None, typer.Option(help="1,0.1,0.0001 (default: Table 1's, and 2, 10, 100)")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Also run it in float16, bfloat16, ..., to see what rounding does")
+    ] = None,
+    operations: Annotated[
+        bool, typer.Option("--operations", help="Show all operations with degrees")
+    ] = False,
+    architecture: Annotated[
+        str | None, typer.Option(help="Of weights without a settings.json: fcn-mnist, ...")
+    ] = None,
+    data: Data = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:index]")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")] = False,
+) -> None:
+    """Is f(s x) = s f(x)? Names the first operation that breaks it.
+
+    Exit code 0: predictions are scalar invariant; 1: they are not; 2: it cannot be told (the message says why).
+    """
+    with _one_line_errors(code=2):
+        from zbkernels.invariance import command
+
+        invariant = command.run(
+            model,
+            images=images,
+            shape=shape,
+            count=count,
+            architecture=architecture,
+            bias=bias,
+            scalars=scalars,
+            dtype=dtype,
+            operations=operations,
+            data=data,
+            device=device,
+            as_json=as_json,
+        )
+    raise typer.Exit(0 if invariant else 1)
+
+
 class _OneLineErrors(typer.core.TyperGroup):
     """A group of commands that fail as those here do."""
 
@@ -250,8 +309,8 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
 
 
 @contextmanager
-def _one_line_errors(when_interrupted: str = "stopped") -> Iterator[None]:
-    """Turn errors that are the user's to mend into one line and exit code 1; other faults show as they are."""
+def _one_line_errors(when_interrupted: str = "stopped", code: int = 1) -> Iterator[None]:
+    """Turn errors that are the user's to mend into one line and ``code``; other faults show as they are."""
     from zbkernels.checkpoint import CheckpointError
     from zbkernels.data import DataError
     from zbkernels.distributed import DistributedError
@@ -275,7 +334,7 @@ def _one_line_errors(when_interrupted: str = "stopped") -> Iterator[None]:
         RecordingError,
         NapError,
     ) as error:
-        _fail(str(error), 1)
+        _fail(str(error), code)
     except ModuleNotFoundError as error:
         extra = (
             "bench"
@@ -284,12 +343,12 @@ def _one_line_errors(when_interrupted: str = "stopped") -> Iterator[None]:
         )
         if (error.name or "").startswith("zbkernels"):
             raise
-        _fail(f"{error.name} is not installed: pip install 'zbkernels[{extra}]'", 1)
+        _fail(f"{error.name} is not installed: pip install 'zbkernels[{extra}]'", code)
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the interpreter's last flush
         raise typer.Exit(141) from None
     except OSError as error:
-        _fail(str(error), 1)
+        _fail(str(error), code)
     except KeyboardInterrupt:
         _fail(when_interrupted, 130)
 
