@@ -48,8 +48,8 @@ def _heading(metrics: dict[str, Any]) -> str:
         f"- Data: **{data['title']}**, {data['train_images']:,} training images, {data['test_images']:,} for tests.",
         f"- Network: {metrics['architecture']['layers']}; {training['initialisation']}. "
         f"{metrics['architecture'].get('remark', 'The paper gives no sizes')}.",
-        f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['epochs']} epochs, "
-        f"batch {training['batch_size']}, {training['loss']}.",
+        f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['epochs']} "
+        f"epoch{'s' if training['epochs'] > 1 else ''}, batch {training['batch_size']}, {training['loss']}.",
     ]
     if data["note"]:
         lines.append(f"- Note on the data: {data['note']}.")
