@@ -23,6 +23,7 @@ RESNET9 = table1.Row(
     layout="channels_last",
     paper={},
     epochs=EPOCHS,
+    batch_size=128,
     remark="The paper says nothing of it or of its training, which is the CNN's here",
 )
 

@@ -17,6 +17,7 @@ from zbkernels import data as image_sets
 from zbkernels.data.streamed import StreamedSplit
 from zbkernels.experiments.base import Preset, RunContext
 from zbkernels.experiments.contrast import SCALARS, sweep, zero_image_probabilities
+from zbkernels.experiments.input_gain import behind_gain, input_gain
 from zbkernels.experiments.stand_ins import load_or_stand_in, stand_in
 from zbkernels.experiments.units import BIASES, WITH_BIAS, WITHOUT_BIAS, Unit, expect, train_unit
 from zbkernels.models import ARCHITECTURES, Architecture, ResNet, build, parameter_count
@@ -72,9 +73,10 @@ class Row:
         data: the image set the paper used.
         layout: memory format of weights and images.
         paper: variant -> accuracy (%) at each of SCALARS; {}: the paper gives none.
-        epochs: as many as the paper trained for.
+        epochs, batch_size: the paper's.
         recipe: (preset, images, seed) -> how to train; ``layout`` goes into it.
         kinds: the lines.
+        mean_square_one: images are multiplied by what brings them to mean square 1 (see :mod:`input_gain`).
         remark: what the report says of the network, about what the paper leaves open.
     """
 
@@ -83,9 +85,11 @@ class Row:
     data: str
     layout: str
     paper: Mapping[str, tuple[float, ...]]
-    epochs: int = 20
+    epochs: int
+    batch_size: int
     recipe: Callable[[Preset, image_sets.Dataset, int], TrainConfig] = adadelta
     kinds: tuple[Kind, ...] = KINDS
+    mean_square_one: bool = False
     remark: str = "The paper gives no sizes"
 
 
@@ -140,6 +144,7 @@ def run(row: Row, context: RunContext) -> dict[str, Any]:
             "name": preset_architecture(row, preset),
             "layers": "; ".join(dict.fromkeys(str(architecture(row, preset, kind)) for kind in kinds)),
             "remark": row.remark,
+            "input_gain": input_gain(data) if row.mean_square_one else None,
         },
         "training": describe(unit_config(row, context, data, 0), data),
         "paper": {variant: list(values) for variant, values in row.paper.items()},
@@ -219,7 +224,8 @@ def new_model(
     row: Row, preset: Preset, data: image_sets.Dataset, kind: Kind, *, fused: bool, seed: int
 ) -> torch.nn.Module:
     chosen = architecture(row, preset, kind)
-    return build(chosen, data.image_shape, len(data.classes), bias=kind.bias, fused=fused, seed=seed)
+    model = build(chosen, data.image_shape, len(data.classes), bias=kind.bias, fused=fused, seed=seed)
+    return behind_gain(model, input_gain(data)) if row.mean_square_one else model
 
 
 def _reduced(row: Row, preset: Preset) -> list[str]:
@@ -233,6 +239,8 @@ def _reduced(row: Row, preset: Preset) -> list[str]:
         less.append(f"{preset_architecture(row, preset)} in place of {row.architecture}")
     if preset.epochs != row.epochs:
         less.append(f"{preset.epochs} of {row.epochs} epochs")
+    if preset.batch_size != row.batch_size:
+        less.append(f"batch {preset.batch_size} in place of {row.batch_size}")
     return less
 
 
@@ -240,13 +248,15 @@ def _unit(row: Row, context: RunContext, data: image_sets.Dataset, kind: Kind, s
     """Train one network and sweep it, or take what an earlier run left of it."""
     preset = context.preset
     form = "plain" if kind.bias else context.settings.form
-    settings = {
+    settings: dict[str, Any] = {
         "variant": kind.name,
         "form": form,
         "architecture": str(architecture(row, preset, kind)),
     }
     if kind.bias:
         settings["biases"] = BIASES
+    if row.mean_square_one:
+        settings["input_gain"] = input_gain(data)
 
     def measure(model: torch.nn.Module, history: list[Epoch]) -> dict[str, Any]:
         return {

@@ -21,6 +21,7 @@ ROW = table1.Row(
     layout="channels_last",
     paper={_BATCH_NORM: _WITH, units.WITH_BIAS: _WITH, units.WITHOUT_BIAS: (73.82,) * 11},
     epochs=100,
+    batch_size=256,
     recipe=sgd,
     kinds=(
         Kind(_BATCH_NORM, "with bias, batch norm", True, "-bn"),
@@ -29,6 +30,7 @@ ROW = table1.Row(
         Kind("with-bias-nf", "with bias, NF", True, "-nf", beside="without-bias-nf"),
         Kind("without-bias-nf", "without bias, NF", False, "-nf"),
     ),
+    mean_square_one=True,
     remark="Fixup's branches and classifier start as Appendix B has it; the paper does not say which of the two its "
     "network with bias is",
 )
