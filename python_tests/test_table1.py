@@ -33,8 +33,9 @@ from zbkernels.experiments.contrast import SCALARS
 from zbkernels.experiments.input_gain import input_gain
 from zbkernels.experiments.progress import Progress
 from zbkernels.experiments.stand_ins import load_or_stand_in
-from zbkernels.experiments.table1 import RowPreset
+from zbkernels.experiments.table1_row import RowPreset, preset_architecture
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, report
+from zbkernels.train import DivergedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PARTS = ("table1-mnist", "table1-fashion", "table1-cifar100", "table1-imagenet")
@@ -155,7 +156,7 @@ def test_presets_are_the_papers() -> None:
     ):
         preset = experiment.presets["paper"]
         assert (preset.epochs, preset.batch_size, preset.seeds) == (epochs, batch, (0, 1, 2))
-        assert (preset.data, row.epochs, table1.preset_architecture(row, preset)) == (
+        assert (preset.data, row.epochs, preset_architecture(row, preset)) == (
             row.data,
             epochs,
             row.architecture,
@@ -236,7 +237,7 @@ def test_a_diverged_network_is_part_of_the_result(
 
     kinds = ("without-bias", "without-bias-plain")
     monkeypatch.setattr(table1_cifar100, "ROW", replace(table1_cifar100.ROW, recipe=too_fast))
-    with pytest.raises(table1.DivergedError, match="the loss is nan at epoch 1"):
+    with pytest.raises(DivergedError, match="the loss is nan at epoch 1"):
         runner.run(
             "table1-cifar100",
             preset="tiny",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from zbkernels.data import Dataset
 from zbkernels.experiments import table1, table1_report, units
 from zbkernels.experiments.base import Experiment, Preset
-from zbkernels.experiments.table1 import Kind, RowPreset
+from zbkernels.experiments.table1_row import Kind, Row, RowPreset
 from zbkernels.train import TrainConfig
 
 
@@ -37,7 +37,7 @@ _WITH = (67.62, 19.86, 8.20, 6.11, 4.16, 2.58, 1.69, 1.06, 1.01, 1.01, 1.01)
 _WITHOUT = (67.33,) * 11
 _FORMS = ("", "-nf", "-plain")  # the paper has one of these, and does not say which
 
-ROW = table1.Row(
+ROW = Row(
     experiment="table1-cifar100",
     architecture="resnet18",
     data="cifar-100",

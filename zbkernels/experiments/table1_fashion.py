@@ -2,8 +2,9 @@
 
 from zbkernels.experiments import table1, table1_report, units
 from zbkernels.experiments.base import Experiment, Preset
+from zbkernels.experiments.table1_row import Row
 
-ROW = table1.Row(
+ROW = Row(
     experiment="table1-fashion",
     architecture="cnn-fashion",
     data="fashion-mnist",

@@ -7,14 +7,14 @@ the numbers (0.10 % by chance is a thousand classes); Imagenette, the other, is 
 
 from zbkernels.experiments import table1, table1_report, units
 from zbkernels.experiments.base import Experiment
-from zbkernels.experiments.table1 import Kind, RowPreset
 from zbkernels.experiments.table1_cifar100 import sgd
+from zbkernels.experiments.table1_row import Kind, Row, RowPreset
 
 _WITH = (75.37, 66.72, 57.84, 53.62, 47.27, 37.61, 21.81, 3.39, 0.21, 0.10, 0.10)
 _BATCH_NORM = "with-bias-bn"
 _MAIN = (_BATCH_NORM, *units.VARIANTS)
 
-ROW = table1.Row(
+ROW = Row(
     experiment="table1-imagenet",
     architecture="resnet50",
     data="imagenet",
