@@ -25,12 +25,13 @@ from zbkernels.experiments import (
     table1,
     table1_claims,
     table1_mnist,
+    table1_row,
     units,
 )
 from zbkernels.experiments.base import Preset
 from zbkernels.experiments.contrast import SCALARS, sweep, zero_image_probabilities
 from zbkernels.experiments.progress import Progress, duration
-from zbkernels.models import build
+from zbkernels.models import ARCHITECTURES, build
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, ReportError, judge, report, spread
 from zbkernels.train import TrainConfig, train
 
@@ -249,7 +250,7 @@ def test_presets_of_the_paper() -> None:
     assert (mnist.presets["paper"].epochs, mnist.presets["paper"].batch_size) == (20, 512)
     assert (fashion.presets["paper"].epochs, fashion.presets["paper"].batch_size) == (20, 128)
     assert len(mnist.presets["paper"].seeds) == len(fashion.presets["paper"].seeds) == 3
-    assert table1.LEARNING_RATE == 0.01
+    assert table1_row.LEARNING_RATE == 0.01
     assert SCALARS == (1, 0.25, 0.15, 0.125, 0.1, 0.075, 0.05, 0.025, 0.01, 0.001, 0.0001)
 
 
@@ -445,7 +446,7 @@ def tiny_forms(root: Path, *names: str) -> tuple[Dataset, dict[tuple[str, str], 
     data = table1.load_data(TINY, root)
     forms = {
         (form, "contiguous"): table1.new_model(
-            table1_mnist.ROW, TINY, data, table1.KINDS[1], fused=form == "fused", seed=0
+            table1_mnist.ROW, TINY, data, table1_row.KINDS[1], fused=form == "fused", seed=0
         )
         for form in names
     }
@@ -473,7 +474,7 @@ def test_timing_epochs_of_each_form(tiny_preset: Path, traced_only: None) -> Non
 
 def test_forms_that_differ_are_not_timed(tiny_preset: Path) -> None:
     data, forms = tiny_forms(tiny_preset, "fused")
-    architecture = table1.ARCHITECTURES[table1_mnist.ROW.architecture]
+    architecture = ARCHITECTURES[table1_mnist.ROW.architecture]
     forms["plain", "contiguous"] = build(architecture, data.image_shape, 10, seed=1)
     with pytest.raises(ExperimentError, match="disagree on the loss"):
         epoch_timing.time_forms(forms, data, TrainConfig(1, 16))

@@ -30,10 +30,12 @@ from zbkernels.experiments import (
     table1_imagenet,
 )
 from zbkernels.experiments.contrast import SCALARS
+from zbkernels.experiments.input_gain import input_gain
 from zbkernels.experiments.progress import Progress
 from zbkernels.experiments.stand_ins import load_or_stand_in
-from zbkernels.experiments.table1 import RowPreset
+from zbkernels.experiments.table1_row import RowPreset, preset_architecture
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, report
+from zbkernels.train import DivergedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PARTS = ("table1-mnist", "table1-fashion", "table1-cifar100", "table1-imagenet")
@@ -154,7 +156,7 @@ def test_presets_are_the_papers() -> None:
     ):
         preset = experiment.presets["paper"]
         assert (preset.epochs, preset.batch_size, preset.seeds) == (epochs, batch, (0, 1, 2))
-        assert (preset.data, row.epochs, table1.preset_architecture(row, preset)) == (
+        assert (preset.data, row.epochs, preset_architecture(row, preset)) == (
             row.data,
             epochs,
             row.architecture,
@@ -235,7 +237,7 @@ def test_a_diverged_network_is_part_of_the_result(
 
     kinds = ("without-bias", "without-bias-plain")
     monkeypatch.setattr(table1_cifar100, "ROW", replace(table1_cifar100.ROW, recipe=too_fast))
-    with pytest.raises(table1.DivergedError, match="the loss is nan at epoch 1"):
+    with pytest.raises(DivergedError, match="the loss is nan at epoch 1"):
         runner.run(
             "table1-cifar100",
             preset="tiny",
@@ -430,6 +432,24 @@ def test_each_kind_with_bias_is_set_beside_one_without() -> None:
     assert all({u["variant"] for u in pair["units"]} == {"with-bias", "without-bias"} for _, pair in pairs)
     (alone,) = table1_claims.pairs_of({**metrics, "units": units[2:]})
     assert [u["variant"] for u in alone[1]["units"]] == ["without-bias"]
+
+
+def test_images_come_to_mean_square_one(composite_root: Path) -> None:
+    data = load_or_stand_in("cifar-100", composite_root)
+    gain = input_gain(data)
+    assert (gain * data.train.images).square().mean().item() == pytest.approx(1, rel=0.1)
+    assert float(f"{gain:.2g}") == gain
+    kind = table1_cifar100.ROW.kinds[1]
+    model = table1.new_model(table1_cifar100.ROW, TINY, data, kind, fused=True, seed=0)
+    bare = table1.new_model(
+        replace(table1_cifar100.ROW, mean_square_one=False), TINY, data, kind, fused=True, seed=0
+    )
+    with torch.no_grad():
+        for network in (model.network, bare):
+            network.fc.weight.fill_(0.1)  # Fixup starts it at 0
+        images = data.test.images[:4]
+        torch.testing.assert_close(model(images), bare(gain * images))
+        assert model(images).abs().sum() > 0
 
 
 def test_names_are_known() -> None:

@@ -15,6 +15,7 @@ from zbkernels.experiments import augmentation_report, table1, table1_fashion, t
 from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.contrast import SCALARS
 from zbkernels.experiments.parts import finished_part, run_part
+from zbkernels.experiments.table1_row import Row
 from zbkernels.experiments.units import VARIANTS
 from zbkernels.train import TrainConfig
 
@@ -52,7 +53,7 @@ def run(context: RunContext) -> dict[str, Any]:
 
 
 def _part(
-    row: table1.Row,
+    row: Row,
     context: RunContext,
     preset: Preset,
     seeds: tuple[int, ...],

@@ -12,23 +12,25 @@ from typing import Any
 from zbkernels.experiments import loss_curves_report, table1
 from zbkernels.experiments.base import Experiment, RunContext
 from zbkernels.experiments.parts import run_best_part, run_part
+from zbkernels.experiments.table1_row import Row, RowPreset
 from zbkernels.experiments.units import VARIANTS
 
 EPOCHS = 40  # of ResNet9; the paper gives none, and this is what it trains its ResNet18 for
 
-RESNET9 = table1.Row(
+RESNET9 = Row(
     experiment="loss-curves",
     architecture="resnet9",
     data="cifar-10",
     layout="channels_last",
     paper={},
     epochs=EPOCHS,
+    batch_size=128,
     remark="The paper says nothing of it or of its training, which is the CNN's here",
 )
 
 
 @dataclass(frozen=True)
-class LossCurvesPreset(table1.RowPreset):
+class LossCurvesPreset(RowPreset):
     """The fields of :class:`RowPreset` are of ResNet9.
 
     Attributes:

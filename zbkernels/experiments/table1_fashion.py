@@ -2,8 +2,9 @@
 
 from zbkernels.experiments import table1, table1_report, units
 from zbkernels.experiments.base import Experiment, Preset
+from zbkernels.experiments.table1_row import Row
 
-ROW = table1.Row(
+ROW = Row(
     experiment="table1-fashion",
     architecture="cnn-fashion",
     data="fashion-mnist",
@@ -12,6 +13,8 @@ ROW = table1.Row(
         units.WITH_BIAS: (89.10, 67.10, 40.12, 32.52, 24.16, 17.91, 12.46, 10.12, 10.00, 10.00, 10.00),
         units.WITHOUT_BIAS: (89.02,) * 11,
     },
+    epochs=20,
+    batch_size=128,
 )
 
 EXPERIMENT = Experiment(

@@ -7,20 +7,21 @@ the numbers (0.10 % by chance is a thousand classes); Imagenette, the other, is 
 
 from zbkernels.experiments import table1, table1_report, units
 from zbkernels.experiments.base import Experiment
-from zbkernels.experiments.table1 import Kind, RowPreset
 from zbkernels.experiments.table1_cifar100 import sgd
+from zbkernels.experiments.table1_row import Kind, Row, RowPreset
 
 _WITH = (75.37, 66.72, 57.84, 53.62, 47.27, 37.61, 21.81, 3.39, 0.21, 0.10, 0.10)
 _BATCH_NORM = "with-bias-bn"
 _MAIN = (_BATCH_NORM, *units.VARIANTS)
 
-ROW = table1.Row(
+ROW = Row(
     experiment="table1-imagenet",
     architecture="resnet50",
     data="imagenet",
     layout="channels_last",
     paper={_BATCH_NORM: _WITH, units.WITH_BIAS: _WITH, units.WITHOUT_BIAS: (73.82,) * 11},
     epochs=100,
+    batch_size=256,
     recipe=sgd,
     kinds=(
         Kind(_BATCH_NORM, "with bias, batch norm", True, "-bn"),
@@ -29,6 +30,7 @@ ROW = table1.Row(
         Kind("with-bias-nf", "with bias, NF", True, "-nf", beside="without-bias-nf"),
         Kind("without-bias-nf", "without bias, NF", False, "-nf"),
     ),
+    mean_square_one=True,
     remark="Fixup's branches and classifier start as Appendix B has it; the paper does not say which of the two its "
     "network with bias is",
 )

@@ -2,8 +2,9 @@
 
 from zbkernels.experiments import table1, table1_report, units
 from zbkernels.experiments.base import Experiment, Preset
+from zbkernels.experiments.table1_row import Row
 
-ROW = table1.Row(
+ROW = Row(
     experiment="table1-mnist",
     architecture="fcn-mnist",
     data="mnist",
@@ -12,6 +13,8 @@ ROW = table1.Row(
         units.WITH_BIAS: (88.12, 87.07, 84.46, 82.57, 79.52, 74.76, 65.82, 42.84, 16.34, 10.28, 10.28),
         units.WITHOUT_BIAS: (88.27,) * 11,
     },
+    epochs=20,
+    batch_size=512,
 )
 
 EXPERIMENT = Experiment(

@@ -48,8 +48,9 @@ def _heading(metrics: dict[str, Any]) -> str:
         f"- Data: **{data['title']}**, {data['train_images']:,} training images, {data['test_images']:,} for tests.",
         f"- Network: {metrics['architecture']['layers']}; {training['initialisation']}. "
         f"{metrics['architecture'].get('remark', 'The paper gives no sizes')}.",
-        f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['epochs']} epochs, "
-        f"batch {training['batch_size']}, {training['loss']}.",
+        *_gain(metrics),
+        f"- Training: {training['optimizer']}, learning rate {training['lr']}, {training['epochs']} "
+        f"epoch{'s' if training['epochs'] > 1 else ''}, batch {training['batch_size']}, {training['loss']}.",
     ]
     if data["note"]:
         lines.append(f"- Note on the data: {data['note']}.")
@@ -63,6 +64,15 @@ def _heading(metrics: dict[str, Any]) -> str:
     elif not data["as_in_paper"]:
         lines.append(f"- **{_unlike(metrics)}: its numbers are shown for orientation and are not compared.**")
     return "\n".join(lines) + "\n"
+
+
+def _gain(metrics: dict[str, Any]) -> list[str]:
+    gain = metrics["architecture"].get("input_gain")
+    if gain is None:
+        return []
+    return [
+        f"- Images are multiplied by {gain:g}, which brings them to mean square 1; the paper does not say."
+    ]
 
 
 def _unlike(metrics: dict[str, Any]) -> str:
