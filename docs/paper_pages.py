@@ -17,22 +17,24 @@ _FILLED = re.compile(r"(<!-- verdicts (?P<name>[\w-]+) -->\n).*?(<!-- end -->)",
 
 
 def verdicts_of(name: str) -> str:
-    """The table of claims of a committed run.
+    """The tables of claims of a committed run; where there are several, each under the heading it has there.
 
     Raises:
-        ValueError: the run's table has none.
+        ValueError: the run's report has none.
     """
     path = DOCS / "results" / name / "table.md"
-    lines = path.read_text(encoding="utf-8").splitlines()
-    starts = [number for number, line in enumerate(lines) if line.startswith("| claim of the paper |")]
-    if not starts:
+    tables: list[tuple[str, str]] = []  # (heading, table)
+    heading = ""
+    for block in path.read_text(encoding="utf-8").split("\n\n"):
+        for line in block.splitlines():
+            heading = line.removeprefix("## ") if line.startswith("## ") else heading
+        if block.startswith("| claim of the paper |"):
+            tables.append((heading, block.strip() + "\n"))
+    if not tables:
         raise ValueError(f"{path}: expected a table of claims, found none")
-    rows = []
-    for line in lines[starts[0] :]:
-        if not line.startswith("|"):
-            break
-        rows.append(line)
-    return "\n".join(rows) + "\n"
+    if len(tables) == 1:
+        return tables[0][1]
+    return "\n".join(f"**{heading}**\n\n{table}" for heading, table in tables)
 
 
 def filled(text: str) -> str:
