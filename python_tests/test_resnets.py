@@ -304,7 +304,14 @@ def test_standardised_filters_have_no_mean_and_the_norm_of_their_gain() -> None:
     torch.testing.assert_close(made.mean((1, 2, 3)), torch.zeros(5, dtype=torch.float64))
     torch.testing.assert_close(made.square().sum((1, 2, 3)), gain.flatten() ** 2)
     torch.testing.assert_close(made, standardized(weight * 100 - 30, gain))
-    assert standardized(torch.ones(2, 1, 1, 1), torch.ones(2, 1, 1, 1)).isfinite().all()
+    torch.autograd.gradcheck(standardized, (weight.requires_grad_(), gain.requires_grad_()))
+
+
+def test_a_filter_of_equal_weights_becomes_zero() -> None:
+    weight, gain = torch.full((2, 1, 1, 1), 3.0, requires_grad=True), torch.ones(2, 1, 1, 1)
+    made = standardized(weight, gain)
+    made.sum().backward()
+    assert torch.equal(made, torch.zeros(2, 1, 1, 1)) and weight.grad.isfinite().all()
 
 
 def test_variance_grows_as_expected_from_block_to_block() -> None:
