@@ -73,8 +73,10 @@ def trained(out: Path, images: Path) -> dict[str, Any]:
     for name in ("in memory", "streamed"):
         data = in_memory() if name == "in memory" else streamed(images)
         config = CONFIG if name == "in memory" else replace(CONFIG, crop="none")
-        train(network(data.image_shape[0]), data, config, folder=out / name, until=2)
         model = network(data.image_shape[0])
+        train(model, data, config, folder=out / name, until=2)
+        if name == "streamed":  # as a new run would
+            model = network(data.image_shape[0])
         history = train(model, data, config, folder=out / name)
         found[name] = {
             "history": [asdict(replace(epoch, seconds=0)) for epoch in history],

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zbkernels import data as image_sets
-from zbkernels.data import DataError
+from zbkernels.data import DataError, plain_pickle
 from zbkernels.data.cifar import CIFAR10, CIFAR100, CifarSet, load_cifar
 from zbkernels.data.plain_pickle import PickleError, loads
 
@@ -275,6 +275,15 @@ def test_a_pickle_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_no_builtin_is_reached(name: str) -> None:
     with pytest.raises(PickleError, match=f"builtins.{name}"):
         loads(f"cbuiltins\n{name}\n(S'1'\ntR.".encode())
+
+
+@pytest.mark.parametrize("name", [b"cnumpy\nndarray", b"cnumpy\ndtype", b"c_codecs\nencode"])
+def test_what_stands_for_the_known_names_cannot_be_changed(name: bytes) -> None:
+    """By the opcode that sets an object's state: here attributes of the class or function itself."""
+    before = {key: dict(vars(value)) for key, value in plain_pickle._KNOWN.items()}
+    with pytest.raises(PickleError):
+        loads(name + b"\n(N(S'__doc__'\nS'changed'\ndtb.")
+    assert {key: dict(vars(value)) for key, value in plain_pickle._KNOWN.items()} == before
 
 
 @given(cut=st.floats(0, 1), flips=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 255)), max_size=3))

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_folders import write_image, write_imagenette
 from PIL import Image
+from torch import nn
 
 from zbkernels import data as image_sets
 from zbkernels.data import DataError
 from zbkernels.data.decode import RATIO, SCALE, decode, random_box
 from zbkernels.data.folder import class_order, read_folder
 from zbkernels.data.streamed import StreamedSplit
+from zbkernels.train import Epoch, TrainConfig, train
 
 
 @pytest.fixture(autouse=True)
@@ -266,6 +269,38 @@ def test_batches_are_the_same_however_they_are_read(tmp_path: Path) -> None:
         DataError, match=r"^.*n01440764_3.JPEG: expected an image file, got none that can be identified$"
     ):
         list(with_workers.batches(batches))
+
+
+def test_training_that_was_cut_off_goes_on_with_the_same_crops(tmp_path: Path) -> None:
+    write_imagenette(tmp_path)
+    data = image_sets.load("imagenette", tmp_path)
+    train_part, test_part = (
+        StreamedSplit(split.folder, random=split.random, size=16) for split in (data.train, data.test)
+    )
+    data = replace(data, train=train_part, test=test_part)
+    config = TrainConfig(3, 8, lr=0.05, optimizer="sgd", mixup=0.7, schedule="cosine")
+
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 5, stride=3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+
+    def untimed(history: list[Epoch]) -> list[Epoch]:
+        return [replace(epoch, seconds=0) for epoch in history]
+
+    uncut, resumed = network(), network()
+    expected = train(uncut, data, config)
+    steps = 0
+
+    def cut() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 5:  # of three batches an epoch
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(network(), data, config, folder=tmp_path / "run", on_batch=cut)
+    assert untimed(train(resumed, data, config, folder=tmp_path / "run")) == untimed(expected)
+    assert torch.equal(resumed[0].weight, uncut[0].weight)
 
 
 def test_two_passes_at_once_are_refused(tmp_path: Path) -> None:

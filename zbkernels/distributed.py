@@ -120,7 +120,7 @@ _team = Team()
 
 
 def team() -> Team:
-    """The team of the innermost :func:`joined`; one process alone outside of it."""
+    """The team within :func:`joined`; one process alone outside of it."""
     return _team
 
 
@@ -171,8 +171,7 @@ def joined(device: str) -> Iterator[torch.device]:
         ) from error
     finally:
         _team = Team()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    dist.destroy_process_group()  # not after a failure: nccl's would wait for the rank that is gone
 
 
 def _own_device(device: str) -> torch.device:

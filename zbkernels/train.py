@@ -257,8 +257,11 @@ def train_epoch(
 def _loss(
     model: nn.Module, images: Tensor, labels: Tensor, config: TrainConfig, layout: torch.memory_format
 ) -> Tensor:
-    """Mean cross-entropy of a batch, after what the configuration does to its images; in a team, what has this as its
-    mean over the ranks. All draw for the whole batch, so that they draw the same, and a rank trains on its share."""
+    """Mean cross-entropy of a batch, after what the configuration does to its images.
+
+    In a team, the mean over the ranks of what each returns: all draw for the whole batch, so that they draw the same,
+    and each trains on its share.
+    """
     if config.crop != "none":
         images = augment.crop(images, flip=config.crop == "crop-flip")
     if config.contrasts:
@@ -269,16 +272,16 @@ def _loss(
         targets = [(weight, labels), (1 - weight, labels[partners])]
     team = distributed.team()
     mine = team.share(len(images))
-    part = team.size * (mine.stop - mine.start) / len(images)  # of the mean that this rank's loss is
-    if (
-        not part
-    ):  # fewer images than ranks: all must take part in the exchange of gradients, this one with nothing
+    weigh = team.size * (mine.stop - mine.start) / len(images)  # shares of unequal length count by it
+    if not weigh:  # fewer images than ranks: this one takes part in the exchange of gradients, with nothing
         mine = slice(0, 1)
     images = images[mine].to(memory_format=layout)
     with torch.autocast(images.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
         logits = model(images)
-    losses = [weight * F.cross_entropy(logits.float(), target[mine]) for weight, target in targets]
-    return part * torch.stack(losses).sum()
+    if config.precision == "bfloat16":
+        logits = logits.float()
+    losses = [weight * F.cross_entropy(logits, target[mine]) for weight, target in targets]
+    return weigh * torch.stack(losses).sum()
 
 
 @torch.inference_mode()

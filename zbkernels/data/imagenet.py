@@ -95,6 +95,7 @@ def load_folders(published: FolderSet, path: Path, suffix: str, names: dict[str,
     title = published.title + suffix
     if not official:
         title += f" (not the official set: {found[0]:,} + {found[1]:,} images of {found[2]:,} classes)"
+    note = "its images were counted, not compared with the official ones"
     return Dataset(
         name=published.name,
         title=title,
@@ -102,21 +103,16 @@ def load_folders(published: FolderSet, path: Path, suffix: str, names: dict[str,
         test=StreamedSplit(test, random=False),
         classes=tuple(names.get(wnid, wnid) for wnid in train.classes),
         official=official,
-        note="; ".join(
-            filter(
-                None, ["its images were counted, not compared with the official ones", _left_out(train, test)]
-            )
-        ),
+        note=note + _left_out(train, test),
     )
 
 
 def _left_out(*folders: Folder) -> str:
-    ignored = [str(folder.path.name + "/" + file) for folder in folders for file in folder.ignored]
+    ignored = [f"{folder.path.name}/{file}" for folder in folders for file in folder.ignored]
     if not ignored:
         return ""
-    return f"left out, as no images by their names: {', '.join(ignored[:3])}" + (
-        f" and {len(ignored) - 3} more" if len(ignored) > 3 else ""
-    )
+    more = f" and {len(ignored) - 3} more" if len(ignored) > 3 else ""
+    return f"; left out, as no images by their names: {', '.join(ignored[:3])}{more}"
 
 
 def _names(path: Path) -> dict[str, str]:

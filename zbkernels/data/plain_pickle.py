@@ -61,11 +61,17 @@ class _Array:
         self.array = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-def _latin1(text: str, encoding: str) -> bytes:
-    """Stands for codecs.encode, by which Python 3 writes bytes into pickles of protocol 2."""
-    if encoding not in ("latin1", "latin-1"):
-        raise PickleError(f"expected bytes as latin-1, got {encoding!r}")
-    return text.encode("latin1")
+class _Latin1:
+    """Stands for codecs.encode, by which Python 3 writes bytes into pickles of protocol 2. As a class: a pickle could
+    set attributes of a function."""
+
+    def __new__(cls, text: str, encoding: str) -> bytes:  # type: ignore[misc]
+        if encoding not in ("latin1", "latin-1"):
+            raise PickleError(f"expected bytes as latin-1, got {encoding!r}")
+        return text.encode("latin1")
+
+    def __setstate__(self, state: Any) -> None:
+        """Never reached: there are no instances."""
 
 
 _KNOWN: dict[tuple[str, str], Any] = {
@@ -73,7 +79,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _DType,
-    ("_codecs", "encode"): _latin1,
+    ("_codecs", "encode"): _Latin1,
 }
 
 

@@ -42,6 +42,13 @@ class StreamedSplit(Split):
 
     kept = "evenly spread"
 
+    folder: Folder
+    random: bool
+    size: int
+    workers: int
+    _loader: DataLoader | None  # with its workers, once there was a first pass
+    _passes: int
+
     def __init__(self, folder: Folder, *, random: bool, size: int = SIZE, workers: int | None = None) -> None:
         fields = {
             "labels": torch.tensor(folder.labels),
@@ -53,13 +60,6 @@ class StreamedSplit(Split):
         for name, value in fields.items():
             object.__setattr__(self, name, value)  # as every split, this one stays as it is
         self._forget_workers()
-
-    folder: Folder
-    random: bool
-    size: int
-    workers: int
-    _loader: DataLoader | None
-    _passes: int
 
     @property
     def images(self) -> NoReturn:
@@ -121,8 +121,8 @@ class StreamedSplit(Split):
         """
         team = team or Team()
         loader = self._started()
-        jobs = [self._jobs(indices[team.share(len(indices))], seed, epoch) for indices in batches]
-        loader.batch_sampler.jobs = jobs  # type: ignore[union-attr]
+        shares = (indices[team.share(len(indices))] for indices in batches)
+        loader.batch_sampler.jobs = (self._jobs(share, seed, epoch) for share in shares)  # type: ignore[union-attr]
         this_pass = self._passes + 1
         object.__setattr__(self, "_passes", this_pass)
         for indices, pixels in zip(batches, loader, strict=True):
@@ -191,15 +191,12 @@ class StreamedSplit(Split):
 
 
 class _Jobs:
-    """The batches of one pass; DataLoader iterates over it anew for each."""
+    """The batches of the next pass, made one by one as the workers get to them."""
 
-    jobs: Sequence[list[_Job]] = ()
+    jobs: Iterator[list[_Job]] = iter(())
 
     def __iter__(self) -> Iterator[list[_Job]]:
-        return iter(self.jobs)
-
-    def __len__(self) -> int:
-        return len(self.jobs)
+        return self.jobs
 
 
 class _Decoder(Dataset):

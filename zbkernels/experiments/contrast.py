@@ -33,22 +33,21 @@ def sweep(
         largest |logit|; None where nothing changed: near 1e-6, a change is float32 rounding) and
         ``commonest_share`` (the share, in %, of the class that is predicted most often).
     """
-    team = distributed.team()
+    team, device = distributed.team(), split.labels.device
     counts = torch.zeros(len(scalars), 2, dtype=torch.int64)
     margins = torch.zeros(len(scalars))
     for images, labels in split.batches(evaluation_batches(split)):
-        logits = [
-            predict_logits(model, images, scale=s, memory_format=memory_format) for s in (1.0, *scalars)
-        ]
-        more, larger = _compared(logits[0], logits[1:], labels)
-        counts = more + (counts if counts.shape == more.shape else 0)
+        base, *scaled = (
+            predict_logits(model, images, scale=scale, memory_format=memory_format)
+            for scale in (1.0, *scalars)
+        )
+        more, larger = _compared(base, scaled, labels)
+        counts = _wider(counts, more.shape[1]) + more
         margins = torch.maximum(margins, larger)
-    classes = int(
-        team.max(torch.tensor(counts.shape[1], device=split.labels.device))
-    )  # none seen by an idle rank
-    counts = torch.nn.functional.pad(counts, (0, classes - counts.shape[1]))
-    counts = team.sum(counts.to(split.labels.device)).cpu()
-    margins = team.max(margins.to(split.labels.device)).cpu()
+    # A rank without images has seen no class.
+    columns = team.max(torch.tensor(counts.shape[1], device=device))
+    counts = team.sum(_wider(counts, int(columns)).to(device)).cpu()
+    margins = team.max(margins.to(device)).cpu()
     return [
         {
             "scalar": scalar,
@@ -61,6 +60,10 @@ def sweep(
             scalars, counts.tolist(), margins.tolist(), strict=True
         )
     ]
+
+
+def _wider(counts: Tensor, columns: int) -> Tensor:
+    return torch.nn.functional.pad(counts, (0, columns - counts.shape[1]))
 
 
 def _compared(base: Tensor, scaled: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
