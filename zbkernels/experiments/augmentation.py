@@ -70,7 +70,16 @@ def _part(
         preset=preset,
         folder=context.folder / row.data,
     )
-    return {"augmented": table1.run(replace(row, recipe=recipe), inner), "plain": plain}
+    return {
+        "augmented": table1.run(replace(row, recipe=recipe), inner),
+        "plain": plain and _accuracies(plain),
+    }
+
+
+def _accuracies(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Of Table 1's run what stands beside; the rest is in its own folder."""
+    units = [{key: unit[key] for key in ("variant", "seed", "sweep")} for unit in metrics["units"]]
+    return {key: metrics[key] for key in ("experiment", "preset", "scalars")} | {"units": units}
 
 
 EXPERIMENT = Experiment(

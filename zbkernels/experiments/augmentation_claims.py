@@ -62,11 +62,14 @@ def _merely(with_bias: dict[float, list[float]], without: dict[float, list[float
                 gaps[scalar], COMPARABLE, pooled_spread(with_bias[scalar], without[scalar])
             )
     lowest, highest = min(gaps, key=gaps.__getitem__), max(gaps, key=gaps.__getitem__)
-    apart = [f"{s:g} ({gaps[s]:+.2f})" for s, verdict in judged.items() if verdict == FAILS]
     measured = (
-        f"with minus without: {gaps[lowest]:+.2f} at {lowest:g} to {gaps[highest]:+.2f} at {highest:g} "
-        f"(comparable within {COMPARABLE:g}" + (f"; not so at {', '.join(apart)})" if apart else ")")
+        f"with minus without: {gaps[lowest]:+.2f} at {lowest:g} to {gaps[highest]:+.2f} at {highest:g} (comparable "
+        f"within {COMPARABLE:g})"
     )
+    for word, sign in (("better", 1), ("worse", -1)):
+        there = [f"{s:g}" for s, verdict in judged.items() if verdict == FAILS and sign * gaps[s] > 0]
+        if there:
+            measured += f"; {word} than comparable at {', '.join(there)}"
     worst = next((v for v in (FAILS, WITHIN_SPREAD) if v in judged.values()), HOLDS)
     return Verdict(_MERELY, worst, measured)
 

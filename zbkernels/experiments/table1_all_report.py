@@ -25,8 +25,8 @@ def table(metrics: dict[str, Any]) -> str:
     for row in rows:
         pairs = pairs_of(row)
         for title, pair in pairs:
-            named = f"{title[0].upper()}{title[1:]}" if len(pairs) > 1 else ""
-            lines += [f"\n## {', '.join(filter(None, [_PAPER_ROWS[row['experiment']], named]))}\n"]
+            named = f"{_data(row)}, {_network(row)}" + (f": {title}" if len(pairs) > 1 else "")
+            lines += [f"\n## {named[0].upper()}{named[1:]}\n"]
             judged = [verdict for verdict in verdicts(pair) if verdict.verdict != NOT_TESTABLE]
             lines.append(verdict_table(judged))
     lines.append("Claims that are not testable here, and why, are in the reports of the rows' own runs.\n")
