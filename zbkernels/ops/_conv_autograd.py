@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zbkernels.ops import _tf32
-from zbkernels.ops._conv_reference import Tensors2, Tensors3, backward_reference
+from zbkernels.ops._conv_reference import Tensors2, Tensors3, backward_reference, residual_gradient
 from zbkernels.ops._geometry import Geometry
 from zbkernels.ops._op import below_autograd, needs_grad
 
@@ -47,9 +47,10 @@ class ConvReLUPoolFunction(torch.autograd.Function):
         g: Geometry,
         need_code: bool,
         units: str,
+        residual: torch.Tensor | None,
     ) -> Tensors3:
         y, code, sig = passes.forward(
-            x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=True, units=units
+            x, weight, *g.conv_args(), residual, **g.pool_kwargs(), need_code=True, units=units
         )
         ctx.passes, ctx.geometry = passes, g
         ctx.save_for_backward(x, weight, code)
@@ -60,11 +61,23 @@ class ConvReLUPoolFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_unused: Any) -> tuple[Any, ...]:
         x, weight, code = ctx.saved_tensors
-        need_x, need_weight = ctx.needs_input_grad[1:3]
-        grad_x, grad_weight = differentiable_backward(
-            ctx.passes, grad, x, weight, code, ctx.geometry, need_x, need_weight
+        need_x, need_weight, need_residual = (ctx.needs_input_grad[i] for i in (1, 2, 6))
+        grad_x = grad_weight = grad_residual = None
+        if need_residual:
+            grad_residual = residual_gradient(grad, x, weight, code, ctx.geometry)
+        if need_x or need_weight:
+            grad_x, grad_weight = differentiable_backward(
+                ctx.passes, grad, x, weight, code, ctx.geometry, need_x, need_weight
+            )
+        return (
+            None,
+            grad_x if need_x else None,
+            grad_weight if need_weight else None,
+            None,
+            None,
+            None,
+            grad_residual,
         )
-        return None, grad_x if need_x else None, grad_weight if need_weight else None, None, None, None
 
 
 class ConvReLUPoolBackwardFunction(torch.autograd.Function):
@@ -133,8 +146,15 @@ def differentiable_backward(
     )
 
 
-def run_passes(passes: Passes, x: torch.Tensor, weight: torch.Tensor, g: Geometry, units: str) -> Tensors3:
+def run_passes(
+    passes: Passes,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    g: Geometry,
+    units: str,
+    residual: torch.Tensor | None,
+) -> Tensors3:
     """A pair of passes outside the dispatcher, with gradients where they are wanted."""
-    if needs_grad(x, weight):
-        return ConvReLUPoolFunction.apply(passes, x, weight, g, False, units)
-    return passes.forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units=units)
+    if needs_grad(x, weight, residual):
+        return ConvReLUPoolFunction.apply(passes, x, weight, g, False, units, residual)
+    return passes.forward(x, weight, *g.conv_args(), residual, **g.pool_kwargs(), need_code=False, units=units)

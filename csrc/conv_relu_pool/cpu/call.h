@@ -43,7 +43,9 @@ struct Call {
   const void* x;
   const Unpool* unpool;  // null in a forward call
   const void* weight;
+  const void* residual;                // null where there is none
   int64_t x_strides[4], w_strides[4];  // N C H W and K C R S, in elements
+  int64_t r_strides[4];                // of the residual, N K H1 W1
   void* y;
   int64_t y_strides[4];  // N K P Q, in elements; `code` of max pooling has the same
   void* code;

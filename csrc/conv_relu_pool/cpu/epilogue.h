@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conv_relu_pool/cpu/bits.h"
+#include "conv_relu_pool/cpu/interleave.h"
 #include "conv_relu_pool/cpu/lanes.h"
 
 namespace zb::conv_relu_pool::cpu {
@@ -14,33 +15,81 @@ ZB_INLINE bool rounds_last(const Call& c) {
          (c.slope == 0 || c.slope == 1);
 }
 
-// Rounds to the element type, as a convolution that returns a tensor does, then applies the activation.
-// Max pooling at slope 0 in float32 or float64 needs neither: the largest value's activation is what counts.
+// A value of the element type, as a convolution that returns a tensor gives it.
 template <class E, class T>
-void activate(const Call& c, const Map<T>& map) {
+ZB_INLINE typename Vec<T>::reg rounded(typename Vec<T>::reg v) {
+  if constexpr (sizeof(E) != sizeof(T)) {
+    E narrow[Vec<T>::n];
+    store_as(narrow, v);
+    return load_as(narrow);
+  } else {
+    return v;
+  }
+}
+
+// `lanes` channels of some neighbouring pixels of the residual, [pixel][Vec<T>::n].
+template <class E, class T>
+ZB_INLINE void load_residual(const Call& c, const E* from, int64_t lanes, int64_t pixels, T* to) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    interleave(from, c.r_strides[1], c.r_strides[3], lanes, pixels, to);
+  } else {
+    for (int64_t i = 0; i < pixels; ++i) {
+      for (int64_t k = 0; k < lanes; ++k) {
+        to[i * Vec<T>::n + k] = value_of(from[k * c.r_strides[1] + i * c.r_strides[3]]);
+      }
+    }
+  }
+}
+
+// Adds the residual to a block's pre-activations, which are rounded first, as in a sum of two tensors. What
+// the sum is rounded to is left to the activation.
+template <class E, class T>
+void add_residual(const Call& c, const Map<T>& map, int64_t image, const Block& b) {
+  using V = Vec<T>;
+  constexpr int64_t n = V::n, kTogether = 64;  // pixels
+  const int64_t columns = map.columns.size();
+  // Rows that follow one another here and there are one.
+  const bool joined = columns == c.map[1] && map.row_pitch == columns * kBlock<T> &&
+                      c.r_strides[2] == columns * c.r_strides[3];
+  const int64_t runs = joined ? 1 : map.rows.size(), length = joined ? map.rows.size() * columns : columns;
+  const E* plane = static_cast<const E*>(c.residual) + image * c.r_strides[0] + b.first * c.r_strides[1] +
+                   map.rows.begin * c.r_strides[2] + map.columns.begin * c.r_strides[3];
+  alignas(64) T line[kTogether * n] = {};
+  for (int64_t k = 0; k < b.size; k += n) {
+    const int64_t lanes = least(n, b.size - k);
+    for (int64_t r = 0; r < runs; ++r) {
+      for (int64_t first = 0; first < length; first += kTogether) {
+        const int64_t some = least(kTogether, length - first);
+        load_residual<E, T>(
+            c, plane + k * c.r_strides[1] + r * c.r_strides[2] + first * c.r_strides[3], lanes, some, line);
+        T* to = map.data + r * map.row_pitch + first * kBlock<T> + k;
+        for (int64_t i = 0; i < some; ++i, to += kBlock<T>) {
+          V::store(to, V::add(rounded<E, T>(V::load(to)), V::load(line + i * n)));
+        }
+      }
+    }
+  }
+}
+
+// Adds the residual, rounds to the element type and applies the activation. Max pooling at slope 0 in float32
+// or float64 needs no activation here: the largest value's is what counts.
+template <class E, class T>
+void activate(const Call& c, const Map<T>& map, int64_t image, const Block& b) {
   using V = Vec<T>;
   constexpr bool rounds = sizeof(E) != sizeof(T);
+  if (c.residual) add_residual<E>(c, map, image, b);
   if (rounds_last(c)) return;
   if (!rounds && (c.slope == 1 || (c.slope == 0 && c.pool == Pooling::kMax))) return;
   const bool act = !(c.slope == 0 && c.pool == Pooling::kMax);
   const typename V::reg slope = V::set1(static_cast<T>(c.slope));
-  const auto round = [](typename V::reg v) {
-    if constexpr (rounds) {
-      E narrow[V::n];
-      store_as(narrow, v);
-      return load_as(narrow);
-    } else {
-      return v;
-    }
-  };
   for (int64_t h = 0; h < map.rows.size(); ++h) {
     T* at = map.data + h * map.row_pitch;
     for (int64_t i = 0; i < map.columns.size() * 2; ++i, at += V::n) {
-      typename V::reg v = round(V::load(at));
+      typename V::reg v = rounded<E, T>(V::load(at));
       if (act && c.slope == 0) {
         v = V::relu(v);
       } else if (act) {
-        v = V::choose(V::gt(v, V::zero()), v, round(V::mul(v, slope)));
+        v = V::choose(V::gt(v, V::zero()), v, rounded<E, T>(V::mul(v, slope)));
       }
       V::store(at, v);
     }
@@ -208,7 +257,7 @@ void pool_rows(const Call& c, const Map<T>& map, const Pooled<T>& pooled, const 
 template <class E, class T>
 void after_convolution(const Call& c, const Map<T>& map, const Pooled<T>& pooled, Runs<T>& runs,
                        int64_t image, const Block& b, bool last) {
-  activate<E>(c, map);
+  activate<E>(c, map, image, b);
   write_map_bits(c, map, runs, image, b, last);
   pool_rows(c, map, pooled, b);
 }
