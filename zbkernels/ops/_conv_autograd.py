@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 import torch
 
 from zbkernels.ops import _tf32
-from zbkernels.ops._conv_reference import Tensors2, Tensors3, backward_reference, residual_gradient
+from zbkernels.ops._conv_reference import (
+    Tensors2,
+    Tensors3,
+    activation_gradient,
+    backward_reference,
+    residual_gradient,
+)
 from zbkernels.ops._geometry import Geometry
 from zbkernels.ops._op import below_autograd, needs_grad
 
@@ -53,17 +59,21 @@ class ConvReLUPoolFunction(torch.autograd.Function):
             x, weight, *g.conv_args(), residual, **g.pool_kwargs(), need_code=True, units=units
         )
         ctx.passes, ctx.geometry = passes, g
-        ctx.save_for_backward(x, weight, code)
+        # Without a pool the residual's gradient is told by y's signs, which lie as the gradient does.
+        by_y = residual is not None and ctx.needs_input_grad[6] and g.pool == "none"
+        ctx.save_for_backward(x, weight, code, *([y] if by_y else []))
         shown = code if need_code else code.new_empty(0, dtype=torch.uint8)
         ctx.mark_non_differentiable(shown, sig)
         return y, shown, sig
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_unused: Any) -> tuple[Any, ...]:
-        x, weight, code = ctx.saved_tensors
+        x, weight, code, *kept = ctx.saved_tensors
         need_x, need_weight, need_residual = (ctx.needs_input_grad[i] for i in (1, 2, 6))
         grad_x = grad_weight = grad_residual = None
-        if need_residual:
+        if need_residual and kept:
+            grad_residual = activation_gradient(grad, kept[0], ctx.geometry.negative_slope)
+        elif need_residual:
             grad_residual = residual_gradient(grad, x, weight, code, ctx.geometry)
         if need_x or need_weight:
             grad_x, grad_weight = differentiable_backward(

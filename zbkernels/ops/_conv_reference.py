@@ -163,6 +163,15 @@ def residual_gradient(
     return _pool_adjoint(grad, code, g, g.map_size(x, weight))
 
 
+def activation_gradient(grad: torch.Tensor, y: torch.Tensor, negative_slope: float) -> torch.Tensor:
+    """The gradient of the pre-activations from y = act(pre), whose sign is theirs; differentiable in grad."""
+    if negative_slope == 1:
+        return grad
+    if negative_slope == 0:
+        return torch.ops.aten.threshold_backward(grad, y.detach(), 0)
+    return torch.ops.aten.leaky_relu_backward(grad, y.detach(), negative_slope, True)
+
+
 def _pool_adjoint(
     grad: torch.Tensor, code: torch.Tensor, g: Geometry, map_size: tuple[int, int]
 ) -> torch.Tensor:

@@ -417,7 +417,7 @@ def conv_relu_pool2d(
     )
     if residual is not None:
         residual = normalise_residual("conv_relu_pool2d", x, weight, residual, g)
-        if _choice.watched.get():
+        if not torch.compiler.is_dynamo_compiling() and _choice.watched.get():
             return by_steps(x, weight, g, residual)
     if x.is_cuda and not torch.compiler.is_compiling():
         _tf32.follow()

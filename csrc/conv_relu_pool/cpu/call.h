@@ -44,6 +44,7 @@ struct Call {
   const Unpool* unpool;  // null in a forward call
   const void* weight;
   const void* residual;                // null where there is none
+  const Call* summed;                  // of whose sum this is the convolution (residual.h); else null
   int64_t x_strides[4], w_strides[4];  // N C H W and K C R S, in elements
   int64_t r_strides[4];                // of the residual, N K H1 W1
   void* y;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "conv_relu_pool/cpu/bits.h"
-#include "conv_relu_pool/cpu/interleave.h"
 #include "conv_relu_pool/cpu/lanes.h"
+#include "conv_relu_pool/cpu/residual.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
@@ -13,62 +13,6 @@ namespace {
 ZB_INLINE bool rounds_last(const Call& c) {
   return c.code_kind == CodeKind::kNone && c.units == UnitKind::kNone && c.pool != Pooling::kAvg &&
          (c.slope == 0 || c.slope == 1);
-}
-
-// A value of the element type, as a convolution that returns a tensor gives it.
-template <class E, class T>
-ZB_INLINE typename Vec<T>::reg rounded(typename Vec<T>::reg v) {
-  if constexpr (sizeof(E) != sizeof(T)) {
-    E narrow[Vec<T>::n];
-    store_as(narrow, v);
-    return load_as(narrow);
-  } else {
-    return v;
-  }
-}
-
-// `lanes` channels of some neighbouring pixels of the residual, [pixel][Vec<T>::n].
-template <class E, class T>
-ZB_INLINE void load_residual(const Call& c, const E* from, int64_t lanes, int64_t pixels, T* to) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    interleave(from, c.r_strides[1], c.r_strides[3], lanes, pixels, to);
-  } else {
-    for (int64_t i = 0; i < pixels; ++i) {
-      for (int64_t k = 0; k < lanes; ++k) {
-        to[i * Vec<T>::n + k] = value_of(from[k * c.r_strides[1] + i * c.r_strides[3]]);
-      }
-    }
-  }
-}
-
-// Adds the residual to a block's pre-activations, which are rounded first, as in a sum of two tensors. What
-// the sum is rounded to is left to the activation.
-template <class E, class T>
-void add_residual(const Call& c, const Map<T>& map, int64_t image, const Block& b) {
-  using V = Vec<T>;
-  constexpr int64_t n = V::n, kTogether = 64;  // pixels
-  const int64_t columns = map.columns.size();
-  // Rows that follow one another here and there are one.
-  const bool joined = columns == c.map[1] && map.row_pitch == columns * kBlock<T> &&
-                      c.r_strides[2] == columns * c.r_strides[3];
-  const int64_t runs = joined ? 1 : map.rows.size(), length = joined ? map.rows.size() * columns : columns;
-  const E* plane = static_cast<const E*>(c.residual) + image * c.r_strides[0] + b.first * c.r_strides[1] +
-                   map.rows.begin * c.r_strides[2] + map.columns.begin * c.r_strides[3];
-  alignas(64) T line[kTogether * n] = {};
-  for (int64_t k = 0; k < b.size; k += n) {
-    const int64_t lanes = least(n, b.size - k);
-    for (int64_t r = 0; r < runs; ++r) {
-      for (int64_t first = 0; first < length; first += kTogether) {
-        const int64_t some = least(kTogether, length - first);
-        load_residual<E, T>(
-            c, plane + k * c.r_strides[1] + r * c.r_strides[2] + first * c.r_strides[3], lanes, some, line);
-        T* to = map.data + r * map.row_pitch + first * kBlock<T> + k;
-        for (int64_t i = 0; i < some; ++i, to += kBlock<T>) {
-          V::store(to, V::add(rounded<E, T>(V::load(to)), V::load(line + i * n)));
-        }
-      }
-    }
-  }
 }
 
 // Adds the residual, rounds to the element type and applies the activation. Max pooling at slope 0 in float32

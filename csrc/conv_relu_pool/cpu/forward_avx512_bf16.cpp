@@ -33,8 +33,12 @@ void pack(const Call& c, int64_t begin, int64_t end) {
 
 void run(const Call& c, int64_t task, void* scratch) {
   if (c.algorithm != Algorithm::kDirectPairs) return kAvx512Kernels.run(c, task, scratch);
-  Scratch memory{static_cast<char*>(scratch), 0};
   const Task t = task_at(c, task);
+  if (adds_to_outputs(c)) {
+    run(without_residual(c), task, scratch);
+    return finish_task<BFloat, float>(c, t);
+  }
+  Scratch memory{static_cast<char*>(scratch), 0};
   const DirectScratch<float> s = direct_scratch<float>(c, memory);
   PairSums::pools(c) ? run_pooled_pairs(c, t, s) : run_direct<BFloat, float, PairSums>(c, t, s);
 }

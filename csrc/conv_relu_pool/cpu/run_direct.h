@@ -56,6 +56,7 @@ void run_direct(const Call& c, const Task& t, DirectScratch<T> s) {
         }
       }
     }
+    finish_block<E, T>(c, t, i);
   }
 }
 
