@@ -1,4 +1,4 @@
-"""``conv_relu_pool2d`` with a residual: gradients, transforms, layouts, what refuses it (its values are test_ops.py's)."""
+"""``conv_relu_pool2d`` with a residual: each kernel, gradients, transforms, and what refuses it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,12 @@ def test_any_size(k: int, c: int, h: int, w: int, r: int, last: bool, training: 
 
 def test_nan_and_inf_of_either_side() -> None:
     x, w, r = operands(torch.float32)
-    x[0, 0, 1, 1], r[1, 2, 3, 3], r[0, 0, 5, 4], r[1, 0, 0, 0] = float("inf"), float("nan"), -float("inf"), float("inf")
+    x[0, 0, 1, 1], r[1, 2, 3, 3], r[0, 0, 5, 4], r[1, 0, 0, 0] = (
+        float("inf"),
+        float("nan"),
+        -float("inf"),
+        float("inf"),
+    )
     for convert in LAYOUTS["contiguous"], LAYOUTS["channels_last"]:
         got, want = fused(convert(x), w, convert(r)), steps(x, w, r)
         assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
@@ -243,14 +248,21 @@ def test_compile_and_export() -> None:
     torch.testing.assert_close(program.module()(wide), block(wide))
 
 
-# --- what else meets a residual -----------------------------------------------------------------------------------------
+# --- what else meets a residual ---------------------------------------------------------------------------------------
 
 
 def test_small_calls_are_run_again_with_other_residuals(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, r = operands(torch.float32)
     monkeypatch.setattr(_small_calls, "_kept", {})
     with torch.no_grad():
-        for residual in (r, -r, None, r + 1, r.contiguous(memory_format=torch.channels_last), r.transpose(2, 3).contiguous().transpose(2, 3)):
+        for residual in (
+            r,
+            -r,
+            None,
+            r + 1,
+            r.contiguous(memory_format=torch.channels_last),
+            r.transpose(2, 3).contiguous().transpose(2, 3),
+        ):
             want = F.conv2d(x, w, padding=1) if residual is None else F.conv2d(x, w, padding=1) + residual
             for _ in range(2):
                 got = zb.conv_relu_pool2d(x, w, padding=1, pool="none", residual=residual)
@@ -285,12 +297,16 @@ def test_a_watched_block_goes_by_its_steps() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.ops.zb.conv_relu_pool2d(x, self.first.weight, 1, 1, residual=x, pool="none")
 
-    with pytest.raises(NotImplementedError, match="expected no residual in a call of torch.ops.zb"):
+    with pytest.raises(NotImplementedError, match=r"expected no residual in a call of torch\.ops\.zb"):
         zb.nap.find_units(Direct(), x)
 
 
 BAD = [
-    (lambda r: r[:, :3], ValueError, r"map's shape \[2, 4, 6, 5\] \(nothing is broadcast\), got \[2, 3, 6, 5\]"),
+    (
+        lambda r: r[:, :3],
+        ValueError,
+        r"map's shape \[2, 4, 6, 5\] \(nothing is broadcast\), got \[2, 3, 6, 5\]",
+    ),
     (lambda r: r[:1], ValueError, r"got \[1, 4, 6, 5\]"),
     (lambda r: r[0], ValueError, r"got \[4, 6, 5\]"),
     (lambda r: r.double(), TypeError, "expected residual of x's dtype torch.float32, got torch.float64"),
@@ -308,7 +324,10 @@ def test_a_bad_residual_is_named(change: Any, error: type[Exception], text: str)
             OPS[name].public(x, w, padding=1, pool="none", residual=change(r))
         if isinstance(change(r), torch.Tensor):
             units = {"units": "relu"} if name.endswith("_nap") else {}
-            with torch.inference_mode(), pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError)):
+            with (
+                torch.inference_mode(),
+                pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError)),
+            ):
                 OPS[name].overload(x, w, 1, 1, residual=change(r), pool="none", **units)
 
 

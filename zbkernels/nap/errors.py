@@ -419,7 +419,9 @@ class Errors(TorchFunctionMode):
     ) -> torch.Tensor:
         """Of slope 1 and without a max pool, which is no unit."""
         if len(args) > 4 or "residual" in kwargs:
-            raise NotImplementedError("no bound is known for the rounding of torch.ops.zb.conv_relu_pool2d's residual")
+            raise NotImplementedError(
+                "no bound is known for the rounding of torch.ops.zb.conv_relu_pool2d's residual"
+            )
         g = Geometry.of("conv_relu_pool2d", *args, **kwargs)
         y = self._conv(lambda x, weight, bias: _conv(x, weight, g), x, weight)
         if g.pool != "avg":

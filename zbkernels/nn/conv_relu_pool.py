@@ -91,9 +91,7 @@ class ConvReLUPool2d(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """``residual`` [N, K, H1, W1], of the un-pooled map's shape, is added before the activation."""
-        return conv_relu_pool2d(
-            x, self.weight, *self._arguments(), **self.pool_arguments, residual=residual
-        )
+        return conv_relu_pool2d(x, self.weight, *self._arguments(), **self.pool_arguments, residual=residual)
 
     def forward_nap(
         self, x: torch.Tensor, units: str = "relu", residual: torch.Tensor | None = None

@@ -167,4 +167,6 @@ def run_passes(
     """A pair of passes outside the dispatcher, with gradients where they are wanted."""
     if needs_grad(x, weight, residual):
         return ConvReLUPoolFunction.apply(passes, x, weight, g, False, units, residual)
-    return passes.forward(x, weight, *g.conv_args(), residual, **g.pool_kwargs(), need_code=False, units=units)
+    return passes.forward(
+        x, weight, *g.conv_args(), residual, **g.pool_kwargs(), need_code=False, units=units
+    )

@@ -50,9 +50,7 @@ def _act_pool(pre: torch.Tensor, x: torch.Tensor, g: Geometry) -> torch.Tensor:
     return _pool(activation(pre, g.negative_slope), g).contiguous(memory_format=memory_format(x))
 
 
-def by_steps(
-    x: torch.Tensor, weight: torch.Tensor, g: Geometry, residual: torch.Tensor
-) -> torch.Tensor:
+def by_steps(x: torch.Tensor, weight: torch.Tensor, g: Geometry, residual: torch.Tensor) -> torch.Tensor:
     """The same with the op for the convolution alone, for whoever has to see the sum and each unit."""
     linear = torch.ops.zb.conv_relu_pool2d(x, weight, *g.conv_args(), pool="none", negative_slope=1.0)
     return _act_pool(linear + residual, x, g)

@@ -120,7 +120,9 @@ def transforms_active(*tensors: torch.Tensor | None) -> bool:
         return True
     if torch.autograd.forward_ad._current_level < 0:
         return False
-    return any(t is not None and torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    return any(
+        t is not None and torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors
+    )
 
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:

@@ -374,7 +374,7 @@ def conv_relu_pool2d(
         padding: an int, two ints, ``"same"`` or ``"valid"``.
         pool: ``"max"``, ``"avg"`` or ``"none"``.
         negative_slope: of the activation, in [0, 1]; 0 is ReLU.
-        residual: what is added before the activation, as a residual network's blocks end: of the un-pooled map's shape
+        residual: what is added before the activation, as where a residual block ends: of the un-pooled map's shape
             [N, K, H1, W1] (or [K, H1, W1]), of x's dtype and device, any strides; nothing is broadcast.
 
     Returns:
@@ -587,7 +587,9 @@ OPAQUE = {name: Passes(forward, _backward_on[name]) for name, forward in _forwar
 
 def _cuda_fallback(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     g, residual = checked("conv_relu_pool2d", x, weight, *args, **kwargs)
-    return triton_forward(x, weight, *g.conv_args(), residual, **g.pool_kwargs(), need_code=False, units="")[0]
+    return triton_forward(x, weight, *g.conv_args(), residual, **g.pool_kwargs(), need_code=False, units="")[
+        0
+    ]
 
 
 OP = Op(

@@ -93,9 +93,9 @@ def forward(
     """pool(act(conv2d(x, weight) + residual)) with what the backward needs and the sign pattern.
 
     x: [N, C, H, W] or [C, H, W], weight: [K, C/groups, R, S], residual (or None): of the un-pooled map's shape, one
-    dtype of float32, float64, float16, bfloat16, any strides. Products are accumulated in float32 (float64 for float64) and rounded to the dtype
-    before the activation; those of float32 are TF32 only in `conv_tiles`, where torch's switch for
-    convolutions allows it and no signature is asked for.
+    dtype of float32, float64, float16, bfloat16, any strides. Products are accumulated in float32 (float64 for
+    float64) and rounded to the dtype before the residual and the activation; those of float32 are TF32 only in
+    `conv_tiles`, where torch's switch for convolutions allows it and no signature is asked for.
     Returns
       y: [N, K, P, Q], channels_last where x is and not contiguous as well;
       code: with need_code, for max pooling uint8 (int32 for a window whose codes pass 255) of y's shape and

@@ -135,8 +135,8 @@ void add_to_outputs(const Call& c, const Task& t, Range blocks) {
   const bool whole_rows = columns == c.out[1];
   const bool side_by_side = c.y_strides[1] == 1;  // channels
   const auto add = [&](int64_t image, int64_t k, int64_t row, int64_t column, int64_t count) {
-    const int64_t at = image * c.y_strides[0] + k * c.y_strides[1] + row * c.y_strides[2] +
-                       column * c.y_strides[3];
+    const int64_t at =
+        image * c.y_strides[0] + k * c.y_strides[1] + row * c.y_strides[2] + column * c.y_strides[3];
     add_run<E, T>(c, static_cast<E*>(c.y) + at, static_cast<const E*>(c.residual) + at, count);
   };
   for (int64_t image = t.images.begin; image < t.images.end; ++image) {
