@@ -72,6 +72,7 @@ struct Call {
   bool channels_innermost;               // of the weight; few pixels only
   int64_t weight_units, weight_bytes;    // packed weights: units of work, and size
   int64_t scratch_bytes;                 // of one thread
+  bool adds_planes;                      // the residual, when all tasks are done: see residual.h
   void* packed_weight;
 };
 
@@ -86,6 +87,7 @@ struct Kernels {
   void (*plan)(Call&);
   void (*pack)(const Call&, int64_t begin, int64_t end);  // of [0, weight_units)
   void (*run)(const Call&, int64_t task, void* scratch);
+  void (*add_planes)(const Call&, int64_t begin, int64_t end);  // of [0, N K), where adds_planes
 };
 
 inline int64_t task_count(const Call& c) {

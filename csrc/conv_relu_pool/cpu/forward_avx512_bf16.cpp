@@ -24,7 +24,9 @@ bool pairs_are_faster(const Call& c) {
 
 void plan(Call& c) {
   kAvx512Kernels.plan(c);
-  if (pairs_are_faster(c)) plan_pairs(c);
+  if (!pairs_are_faster(c)) return;
+  plan_pairs(c);
+  plan_residual(c);
 }
 
 void pack(const Call& c, int64_t begin, int64_t end) {
@@ -43,6 +45,8 @@ void run(const Call& c, int64_t task, void* scratch) {
   PairSums::pools(c) ? run_pooled_pairs(c, t, s) : run_direct<BFloat, float, PairSums>(c, t, s);
 }
 
+void add(const Call& c, int64_t begin, int64_t end) { kAvx512Kernels.add_planes(c, begin, end); }
+
 }  // namespace
 
 const Kernels kAvx512Bf16Kernels = {"direct avx512",
@@ -54,7 +58,8 @@ const Kernels kAvx512Bf16Kernels = {"direct avx512",
                                     "backward winograd avx512",
                                     &plan,
                                     &pack,
-                                    &run};
+                                    &run,
+                                    &add};
 
 }  // namespace zb::conv_relu_pool::cpu
 #endif

@@ -77,6 +77,14 @@ void plan_call(Call& c) {
   : c.element == Element::kHalf   ? plan_as<Half, float>(c)
   : c.element == Element::kBFloat ? plan_as<BFloat, float>(c)
                                   : plan_as<float, float>(c);
+  plan_residual(c);
+}
+
+void add_planes(const Call& c, int64_t begin, int64_t end) {
+  c.element == Element::kDouble   ? finish_planes<double, double>(c, begin, end)
+  : c.element == Element::kHalf   ? finish_planes<Half, float>(c, begin, end)
+  : c.element == Element::kBFloat ? finish_planes<BFloat, float>(c, begin, end)
+                                  : finish_planes<float, float>(c, begin, end);
 }
 
 void pack_weights(const Call& c, int64_t begin, int64_t end) {

@@ -1,10 +1,12 @@
 // What is added to pre-activations before they are activated: a tensor of the un-pooled map's shape, of any
 // strides. Part of forward_kernel.h.
 //
-// Two ways. Where y alone is wanted, without a pool, and lies as the residual does, a task writes y as if
-// there were no residual, and goes over its part of y once more while that is in the caches, at the end (in
-// channels_last) or after each block: both are then read in long runs. Else the residual joins a block's map,
-// a few rows of 32 channels at a time.
+// Where y alone is wanted, without a pool, and lies as the residual does, a task writes y as if there were no
+// residual, and goes over its part of y once more while that is in the caches: both are then read in long
+// runs. That is at the task's end in channels_last, else after each block, whose planes follow one another.
+// Of planes that tasks have cut only short runs lie together: those wait until all tasks are done. In
+// training, with a pool or with a signature the residual joins a block's map instead, a few rows of 32
+// channels at a time.
 //
 // Versions, forward, float32, without a pool, milliseconds of one thread of a busy EPYC (Zen 4, AVX-512),
 // best; what the same convolution takes without a residual, and then add_ and relu_, in brackets:
@@ -98,8 +100,7 @@ ZB_INLINE Call without_residual(const Call& c) {
   return plain;
 }
 
-// y = act(y + residual) of `count` neighbours. In whole vectors of memory: one that straddles two cache lines
-// would wait for the store before it, since y and the residual often begin at the same place in their pages.
+// y = act(y + residual) of `count` neighbours.
 template <class E, class T>
 void add_run(const Call& c, E* y, const E* residual, int64_t count) {
   using V = Vec<T>;
@@ -112,18 +113,15 @@ void add_run(const Call& c, E* y, const E* residual, int64_t count) {
     const typename V::reg pre = rounded<E, T>(v);
     return V::choose(V::gt(pre, V::zero()), pre, V::mul(pre, slope));
   };
-  const auto part = [&](int64_t first, int64_t end) {
-    E a[n] = {}, b[n] = {};
-    const size_t bytes = sizeof(E) * static_cast<size_t>(end - first);
-    std::memcpy(a, y + first, bytes), std::memcpy(b, residual + first, bytes);
-    store_as(a, sum(a, b));
-    std::memcpy(y + first, a, bytes);
-  };
-  const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(y) / sizeof(E) % n);
-  int64_t i = past ? least(n - past, count) : 0;
-  if (i) part(0, i);
+  int64_t i = 0;
   for (; i + n <= count; i += n) store_as(y + i, sum(y + i, residual + i));
-  if (i < count) part(i, count);
+  if (i < count) {
+    E a[n] = {}, b[n] = {};
+    const size_t bytes = sizeof(E) * static_cast<size_t>(count - i);
+    std::memcpy(a, y + i, bytes), std::memcpy(b, residual + i, bytes);
+    store_as(a, sum(a, b));
+    std::memcpy(y + i, a, bytes);
+  }
 }
 
 // Adds the residual to some blocks of a task's part of y, and applies the activation.
@@ -157,14 +155,27 @@ void add_to_outputs(const Call& c, const Task& t, Range blocks) {
   }
 }
 
-// What is left of a call with adds_to_outputs once a block of its convolution is written, and all of them.
+// What is left of a call with adds_to_outputs once a block of its convolution is written, once all of a task
+// are, and (planes that tasks have cut, begin to end of N·K) once all tasks are done.
 template <class E, class T>
 ZB_INLINE void finish_block(const Call& c, const Task& t, int64_t block) {
-  if (c.summed && c.y_strides[1] != 1) add_to_outputs<E, T>(*c.summed, t, {block, block + 1});
+  if (!c.summed || c.adds_planes || c.y_strides[1] == 1) return;
+  add_to_outputs<E, T>(*c.summed, t, {block, block + 1});
 }
 template <class E, class T>
 ZB_INLINE void finish_task(const Call& c, const Task& t) {
   if (c.y_strides[1] == 1) add_to_outputs<E, T>(c, t, t.blocks);
+}
+template <class E, class T>
+void finish_planes(const Call& c, int64_t begin, int64_t end) {
+  const int64_t plane = c.out[0] * c.out[1], first = begin * plane;
+  add_run<E, T>(c, static_cast<E*>(c.y) + first, static_cast<const E*>(c.residual) + first,
+                (end - begin) * plane);
+}
+
+ZB_INLINE void plan_residual(Call& c) {
+  const bool cut = c.rows.count > 1 || c.columns.count > 1;
+  c.adds_planes = cut && c.y_strides[1] != 1 && adds_to_outputs(c);
 }
 
 }  // namespace

@@ -37,10 +37,9 @@ ZB_DEVICE int chunk_at(int row, int chunk) { return row * kRowBytes + ((chunk ^ 
 
 // What the epilogue knows of a pool window (of a map position, without a pool).
 struct Window {
-  int64_t n, at;  // image and position in the plane; n < 0: there is none
-  int64_t y,
-      code;       // where its results lie, channel 0 of all; without a pool `code` is where the residual does
-  float divisor;  // of average pooling
+  int64_t n, at;    // image and position in the plane; n < 0: there is none
+  int64_t y, code;  // where its results lie, channel 0 of all (in place of a code: where its residual does)
+  float divisor;    // of average pooling
   uint32_t exists;  // bit dy·2 + dx: whether this position lies in the map
 };
 
