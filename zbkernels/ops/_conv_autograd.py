@@ -71,13 +71,18 @@ class ConvReLUPoolFunction(torch.autograd.Function):
         x, weight, code, *kept = ctx.saved_tensors
         need_x, need_weight, need_residual = (ctx.needs_input_grad[i] for i in (1, 2, 6))
         grad_x = grad_weight = grad_residual = None
+        g = ctx.geometry
         if need_residual and kept:
-            grad_residual = activation_gradient(grad, kept[0], ctx.geometry.negative_slope)
+            grad_residual = activation_gradient(grad, kept[0], g.negative_slope)
+            # The gradients of a 1x1 convolution are matrix products of just that; those of larger filters gain by
+            # the zeros in it, which the kernels find by the code.
+            if weight.shape[2] == weight.shape[3] == 1:
+                grad, g = grad_residual, g._replace(negative_slope=1.0)
         elif need_residual:
-            grad_residual = residual_gradient(grad, x, weight, code, ctx.geometry)
+            grad_residual = residual_gradient(grad, x, weight, code, g)
         if need_x or need_weight:
             grad_x, grad_weight = differentiable_backward(
-                ctx.passes, grad, x, weight, code, ctx.geometry, need_x, need_weight
+                ctx.passes, grad, x, weight, code, g, need_x, need_weight
             )
         return (
             None,
