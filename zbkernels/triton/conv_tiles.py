@@ -171,7 +171,7 @@ def forward(
     filters, _ = _chunks(weight, 1, (0, 0))
     product = Product(N * rows.per_image * positions, K // g.groups, group_in, R * S, g.groups)
     kind = product_kind(target_of(x.device), x.dtype, tf32)
-    config = _config(x, product, kind, g.pool, rows)
+    config = _config(x, product, kind, g.pool, rows, residual is not None)
     block = config.constants
     if y.numel() > 0:
         start(
@@ -243,11 +243,12 @@ def _factor_code(factors: torch.Tensor, y: torch.Tensor, g: Geometry, map_size: 
     return factors[:, :, 0]
 
 
-def _config(x: torch.Tensor, product: Product, kind: str, pool: str, rows: _Rows) -> Config:
+def _config(x: torch.Tensor, product: Product, kind: str, pool: str, rows: _Rows, adds: bool) -> Config:
     """The tiles of one call. Speed depends on the product's sizes, the rows' only up to a factor of two."""
     windows_of_bits = pool != "none" and (rows.unit_bits or rows.factor_bits)
     words = f"K{product.columns} C{product.depth} g{product.groups} taps{product.taps} M2^{product.rows.bit_length()}"
     epilogue = f"{pool}{' bits' if rows.packs else ''}{' of the map' if windows_of_bits else ''}"
+    epilogue += " residual" if adds else ""
 
     def all_candidates() -> Sequence[Config]:
         return candidates(
@@ -255,9 +256,9 @@ def _config(x: torch.Tensor, product: Product, kind: str, pool: str, rows: _Rows
             kind,
             x.element_size(),
             product,
-            # a tile packs whole halves of words; four positions' bits take registers beside the values
+            # a tile packs whole halves of words; four positions' bits and a residual take registers beside the values
             least_rows=(32 if pool == "none" else 128) if rows.packs else 1,
-            most_sums=64 if windows_of_bits else 128,
+            most_sums=64 if windows_of_bits or adds else 128,
         )
 
     return choose("conv_relu_pool2d", x.device, x.dtype, f"{kind} {words} {epilogue}", all_candidates)
