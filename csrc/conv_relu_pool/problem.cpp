@@ -156,7 +156,6 @@ void take_residual(Problem& p, const char* op, const Tensor& x, const Tensor& re
   for (int64_t i = 0; fits && i < 3; ++i) fits = residual.size(first + i) == sizes[i];
   STD_TORCH_CHECK(fits, op, ": expected residual of the un-pooled map's shape, ", p.K, " channels of ", p.H1,
                   " x ", p.W1, " for each of x's images, got ", shape_text(residual));
-  p.with_residual = true;
   p.r_strides[0] = p.batched ? residual.stride(0) : 0;
   for (int64_t i = 0; i < 3; ++i) p.r_strides[i + 1] = residual.stride(first + i);
 }

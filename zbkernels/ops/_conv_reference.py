@@ -79,13 +79,7 @@ def forward_reference(
 ) -> Tensors3:
     """(y, code, sig) with every meaning spelt out; the kernels are held to this."""
     _backend.note_kernel("reference")
-    return results_of(_pre(x, weight, g, residual), x, weight, g, need_code, units)
-
-
-def results_of(
-    pre: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, g: Geometry, need_code: bool, units: str
-) -> Tensors3:
-    """(y, code, sig) of pre-activations [N, K, H1, W1]."""
+    pre = _pre(x, weight, g, residual)
     act = activation(pre, g.negative_slope)
     y = _pool(act, g).contiguous(memory_format=memory_format(x))
     code = x.new_empty(0, dtype=torch.uint8)

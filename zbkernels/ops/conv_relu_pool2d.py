@@ -46,6 +46,7 @@ from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import conv_class, layout_class
 from zbkernels.ops.nap_pack import words_for
 
+# By position the residual comes last: torch has no batching rule for a tensor that is given by name alone.
 SCHEMA = (
     "conv_relu_pool2d(Tensor x, Tensor weight, int[2] stride=1, int[2] padding=0, int[2] dilation=1, "
     'int groups=1, Tensor? residual=None, *, str pool="max", int[2] pool_kernel=2, int[]? pool_stride=None, '
@@ -375,7 +376,8 @@ def conv_relu_pool2d(
         pool: ``"max"``, ``"avg"`` or ``"none"``.
         negative_slope: of the activation, in [0, 1]; 0 is ReLU.
         residual: what is added before the activation, as where a residual block ends: of the un-pooled map's shape
-            [N, K, H1, W1] (or [K, H1, W1]), of x's dtype and device, any strides; nothing is broadcast.
+            [N, K, H1, W1] (or [K, H1, W1]), of x's dtype and device, any strides; nothing is broadcast. Where it wants
+            a gradient and there is no pool, training keeps y too, as torch's ReLU does.
 
     Returns:
         [N, K, P, Q] (or [K, P, Q]) of x's dtype, channels_last where x is. NaN passes through ReLU and pool.
