@@ -38,7 +38,7 @@ def tile_bytes(element: str) -> int:
     return 2 * 16 * 65 * SUM_BYTES[element]
 
 
-def conv_tile_bytes(_element: str, _product: str, columns: str, pooled: str) -> int:
+def conv_tile_bytes(_element: str, _product: str, columns: str, pooled: str, _adds: str) -> int:
     """TileOutput::shared_bytes of csrc/conv_relu_pool/cuda/tiles.h."""
     windows = 32 if pooled in ("true", "1") else 128
     staged = (64 * (windows + 4) + 32) * (6 if windows == 32 else 4)

@@ -24,7 +24,8 @@ def call(function: Any, sample: Sample) -> tuple[torch.Tensor, ...]:
 
 
 def float64_reference(op: Op, sample: Sample) -> tuple[torch.Tensor, ...]:
-    return outputs(op.reference(*map(in_float64, sample.args), **sample.kwargs))
+    kwargs = {name: in_float64(value) for name, value in sample.kwargs.items()}
+    return outputs(op.reference(*map(in_float64, sample.args), **kwargs))
 
 
 def value_fault(got: torch.Tensor, same_dtype: torch.Tensor, exact: torch.Tensor) -> str | None:
@@ -74,4 +75,5 @@ def whole_numbers(sample: Sample) -> Sample:
     def whole(t: torch.Tensor) -> torch.Tensor:
         return torch.where(t.isfinite(), (t.double() * 1.5).round().clamp(-3, 3).to(t.dtype), t)
 
-    return Sample(sample.label, tuple(map(rounded, sample.args)), sample.kwargs, sample.smooth)
+    kwargs = {name: rounded(value) for name, value in sample.kwargs.items()}
+    return Sample(sample.label, tuple(map(rounded, sample.args)), kwargs, sample.smooth)

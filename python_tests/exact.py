@@ -64,10 +64,17 @@ def rounded_conv(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> torch.Te
 
 
 def expected_forward(
-    x: torch.Tensor, weight: torch.Tensor, g: Geometry, need_code: bool, units: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    g: Geometry,
+    need_code: bool,
+    units: str,
+    residual: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The reference behind a convolution that is exact up to one rounding: the reference's own is a 1x1 of ones."""
     pre = rounded_conv(x, weight, g).contiguous(memory_format=memory_format(x))
+    if residual is not None:
+        pre = pre + residual
     K = weight.shape[0]
     pooling = g._replace(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=K)
     subnormal = (pre != 0) & (pre.abs() < torch.finfo(pre.dtype).tiny)
@@ -81,12 +88,19 @@ def expected_forward(
 
 
 def check_forward(
-    forward: Any, x: torch.Tensor, weight: torch.Tensor, *conv: Any, need_code: bool, units: str, **pool: Any
+    forward: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *conv: Any,
+    need_code: bool,
+    units: str,
+    residual: torch.Tensor | None = None,
+    **pool: Any,
 ) -> None:
     """A forward pass against :func:`expected_forward`: values, codes, signatures and strides."""
     g = Geometry.of("test", *conv, **pool)
-    got = forward(x, weight, *conv, need_code=need_code, units=units, **pool)
-    want = expected_forward(x, weight, g, need_code, units)
+    got = forward(x, weight, *conv, residual, need_code=need_code, units=units, **pool)
+    want = expected_forward(x, weight, g, need_code, units, residual)
     same(got[0], want[0])
     assert got[0].stride() == want[0].stride()
     if need_code:

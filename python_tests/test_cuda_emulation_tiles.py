@@ -54,6 +54,7 @@ def check(
     weight: torch.Tensor,
     need_code: bool = True,
     units: str = "output",
+    residual: torch.Tensor | None = None,
     **geometry: Any,
 ) -> None:
     g = Geometry.of("test", **geometry)
@@ -65,6 +66,7 @@ def check(
         **g.pool_kwargs(),
         need_code=need_code,
         units=units,
+        residual=residual,
     )
     assert last_kernel() == kernel_of(kind, bool(units))
 
@@ -102,6 +104,39 @@ def test_every_edge(kind: str, shape: str, pool: str, channels_last: bool) -> No
         x = x.to(memory_format=torch.channels_last)
     for units in ("output", "relu", ""):
         check(kind, x, weight, units=units, padding=1, **POOLS[pool])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_residual_is_added_where_results_are_written(kind: str, shape: str) -> None:
+    """In runs where it lies as y does, else one by one; bits are those of the sum. A pool goes elsewhere."""
+    n, c, h, w, k, r, s = SHAPES[shape]
+    x, weight = whole(n, c, h, w, dtype=KINDS[kind]), whole(k, c, r, s, dtype=KINDS[kind], seed=1, most=1)
+    size = (n, k, h + 3 - r, w + 3 - s)
+    residual = whole(*size, dtype=KINDS[kind], seed=2, most=20)
+    last = {"memory_format": torch.channels_last}
+    for number, (a, b) in enumerate(
+        ((x, residual), (x.to(**last), residual.to(**last)), (x, residual.to(**last)))
+    ):
+        if (number + list(SHAPES).index(shape)) % SHARE:
+            continue
+        for units, slope in (("output", 0.0), ("relu", 0.5), ("", 1.0)):
+            check(kind, a, weight, units=units, padding=1, pool="none", negative_slope=slope, residual=b)
+    unaligned = torch.cat([residual.flatten(), residual.flatten()[:1]])[1:].view(size)
+    check(kind, x, weight, units="", padding=1, pool="none", residual=unaligned)
+    if min(size[2:]) > 1:
+        ops._conv_relu_pool2d_forward(
+            x,
+            weight,
+            [1, 1],
+            [1, 1],
+            [1, 1],
+            1,
+            residual,
+            **Geometry.of("test").pool_kwargs(),
+            need_code=True,
+            units="",
+        )
+        assert last_kernel() == "general simt"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from compare import DTYPES, call, float64_reference, outputs, value_fault, whole_numbers
+from compare import DTYPES, call, float64_reference, in_float64, outputs, value_fault, whole_numbers
 from torch.library import opcheck
 
 import zbkernels as zb
@@ -180,17 +180,17 @@ def test_channels_last_changes_neither_values_nor_bits(device: str, highest_prec
 
 
 def differentiable(op: Op, sample: Sample) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """The op as a function of its floating inputs alone, and those inputs."""
-    places = [i for i, a in enumerate(sample.args) if isinstance(a, torch.Tensor) and a.is_floating_point()]
+    """The op as a function of its floating inputs alone, those given by name too, and those inputs."""
+    given = {**dict(enumerate(sample.args)), **sample.kwargs}
+    places = [i for i, a in given.items() if isinstance(a, torch.Tensor) and a.is_floating_point()]
 
     def function(*values: torch.Tensor) -> Any:
-        args = list(sample.args)
-        for place, value in zip(places, values, strict=True):
-            args[place] = value
-        found = outputs((op.public or op.overload)(*args, **sample.kwargs))
+        changed = {**given, **dict(zip(places, values, strict=True))}
+        args = [changed.pop(i) for i in range(len(sample.args))]
+        found = outputs((op.public or op.overload)(*args, **changed))
         return tuple(t for t in found if t.is_floating_point() and t.requires_grad)
 
-    return function, tuple(sample.args[i].detach().clone().requires_grad_() for i in places)
+    return function, tuple(given[i].detach().clone().requires_grad_() for i in places)
 
 
 def trainable(op: Op) -> bool:
@@ -234,7 +234,8 @@ def test_gradients_against_torch(name: str, dtype: torch.dtype, device: str, hig
                 a, b = a.double(), b.double()
             a.requires_grad_()
             b.requires_grad_()
-            y = function(a, b, *sample.args[2:], **sample.kwargs)
+            kwargs = {name: in_float64(v) if cast else v for name, v in sample.kwargs.items()}
+            y = function(a, b, *sample.args[2:], **kwargs)
             if r is None:
                 r = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(device, dtype)
             results.append(torch.autograd.grad(y, (a, b), r.to(y.dtype)))
@@ -387,11 +388,10 @@ def test_fake_promises_the_strides_that_come(op: Op, device: str) -> None:
 
     for sample in samples(op, device, op.dtypes[0]):
         with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-            fakes = [
-                mode.from_tensor(a, static_shapes=True) if isinstance(a, torch.Tensor) else a
-                for a in sample.args
-            ]
-            promised = outputs(op.overload(*fakes, **sample.kwargs))
+            args, kwargs = torch.utils._pytree.tree_map_only(
+                torch.Tensor, lambda t: mode.from_tensor(t, static_shapes=True), (sample.args, sample.kwargs)
+            )
+            promised = outputs(op.overload(*args, **kwargs))
         for fake, real in zip(promised, call(op.overload, sample), strict=True):
             assert fake.dtype == real.dtype and fake.dim() == real.dim(), sample.label
             for promise, size in zip(fake.shape, real.shape, strict=True):

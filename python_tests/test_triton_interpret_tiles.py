@@ -206,6 +206,37 @@ def test_the_general_kernel_takes_the_rest(x: Any, weight: Any, geometry: Any, r
     assert launched(x, weight, g) == ["conv_act_pool_kernel"]
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_a_residual_is_added_in_the_tiles(small_tiles: None, dtype: torch.dtype) -> None:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        results = conv_relu_pool.forward(*args, **kwargs)
+        assert zb.last_kernel() == "triton: conv_relu_pool.forward (tiles)"
+        return results
+
+    x, weight = whole(2, 16, 9, 8, dtype=dtype), whole(24, 16, 3, 3, dtype=dtype, seed=1, most=1)
+    residual = whole(2, 24, 9, 8, dtype=dtype, seed=2, most=20)
+    last = {"memory_format": torch.channels_last}
+    none = {"pool": "none", "pool_kernel": (1, 1), "pool_stride": (1, 1), "pool_padding": (0, 0)}
+    kwargs = {**none, "ceil_mode": False, "count_include_pad": True}
+    for a, b in ((x, residual), (x.to(**last), residual.to(**last)), (x, residual.to(**last))):
+        for units, slope in (("output", 0.0), ("", 0.5)):
+            check_forward(
+                forward,
+                a,
+                weight,
+                (1, 1),
+                (1, 1),
+                (1, 1),
+                1,
+                **kwargs,
+                negative_slope=slope,
+                need_code=True,
+                units=units,
+                residual=b,
+            )
+    assert conv_tiles.can_run(x, weight, Geometry.of("test"), True) == "a residual before a pool"
+
+
 def test_what_32_bits_cannot_count_is_refused() -> None:
     g = Geometry.of("test")
     weight = torch.empty(16, 16, 1, 1, device="meta", dtype=torch.float16)

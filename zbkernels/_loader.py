@@ -164,10 +164,12 @@ def keep_next_call() -> Iterator[Any]:
         library.zb_cpu_keep_next_call(None)
 
 
-def kept_call_runner() -> Any:
-    """Runs a description on x, weight and y at three addresses; returns 0 where it could not."""
-    run = _handles["_C_cpu"].zb_cpu_run_kept_call
-    run.argtypes = (ctypes.c_void_p,) * 4
+def kept_call_runner(with_residual: bool) -> Any:
+    """Runs a description on x, weight and y (before it the residual) at these addresses; returns 0 where it could
+    not."""
+    library = _handles["_C_cpu"]
+    run = library.zb_cpu_run_kept_residual_call if with_residual else library.zb_cpu_run_kept_call
+    run.argtypes = (ctypes.c_void_p,) * (5 if with_residual else 4)
     return run
 
 

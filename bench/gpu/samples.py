@@ -42,6 +42,11 @@ def whole_numbers(tensor: torch.Tensor) -> torch.Tensor:
     return values.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
+def rounded(value: Any) -> Any:
+    """A tensor in whole numbers; anything else as it is."""
+    return whole_numbers(value) if isinstance(value, torch.Tensor) else value
+
+
 def as_double(value: Any) -> Any:
     """A tensor on the CPU in float64; anything else as it is."""
     if isinstance(value, torch.Tensor):
@@ -50,17 +55,19 @@ def as_double(value: Any) -> Any:
     return value
 
 
-def call(op: Op, sample: Sample, args: Sequence[Any], grads: Sequence[Any] | None) -> list[torch.Tensor]:
-    """Outputs of the public op and, with ``grads``, the gradients of the differentiable ones."""
+def call(op: Op, given: Sequence[Any], grads: Sequence[Any] | None) -> list[torch.Tensor]:
+    """Outputs of the public op and, with ``grads``, the gradients of the differentiable ones. ``given``: the arguments,
+    those by name in a dict at the end."""
     assert op.public is not None
     differentiable = grads is not None
     leaves = [
         a.detach().requires_grad_()
         if differentiable and isinstance(a, torch.Tensor) and a.is_floating_point()
         else a
-        for a in args
+        for a in (*given[:-1], *given[-1].values())
     ]
-    outputs = op.public(*leaves, **sample.kwargs)
+    places = len(given) - 1
+    outputs = op.public(*leaves[:places], **dict(zip(given[-1], leaves[places:], strict=True)))
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     if not differentiable:
         return outputs
@@ -96,10 +103,10 @@ def check(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> str:
     Raises:
         NotImplementedError: the backend says that it cannot run this call.
     """
-    args = [whole_numbers(a) if isinstance(a, torch.Tensor) else a for a in sample.args]
-    reference_args = [as_double(a) for a in args]
+    given = [*map(rounded, sample.args), {name: rounded(value) for name, value in sample.kwargs.items()}]
+    reference = [*map(as_double, given[:-1]), {name: as_double(value) for name, value in given[-1].items()}]
     with zb.use_backend("reference"):
-        plain = call(op, sample, reference_args, None)
+        plain = call(op, reference, None)
         seed = torch.Generator().manual_seed(1)
         grads = [
             torch.randint(-2, 3, out.shape, generator=seed).double()
@@ -107,14 +114,14 @@ def check(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> str:
             if out.is_floating_point()
         ]
         differentiable = bool(grads) and dtype in (torch.float32, torch.float64)
-        want = call(op, sample, reference_args, grads if differentiable else None)
-    device = next(a.device for a in args if isinstance(a, torch.Tensor))
-    verdict = zb.explain(op.name, *args, **sample.kwargs).verdicts.get(backend, "no such kernel")
+        want = call(op, reference, grads if differentiable else None)
+    device = next(a.device for a in given if isinstance(a, torch.Tensor))
+    verdict = zb.explain(op.name, *given[:-1], **given[-1]).verdicts.get(backend, "no such kernel")
     if verdict not in ("chosen", "can run, but a kernel above comes first"):
         raise NotImplementedError(verdict)
     with zb.use_backend(backend):
         moved = [g.to(device, dtype) for g in grads] if differentiable else None
-        got = call(op, sample, args, moved)
+        got = call(op, given, moved)
     if len(got) != len(want):
         return f"{len(got)} results, expected {len(want)}"
     faults = []

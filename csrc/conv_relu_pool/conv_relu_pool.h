@@ -27,6 +27,7 @@ struct Problem {
   double slope;
   std::array<int64_t, 4> x_strides, w_strides;  // in elements, N C H W and K C R S
   bool x_channels_last, w_channels_last;        // the memory format of y (and grad_x), and of grad_weight
+  std::array<int64_t, 4> r_strides;  // of the residual [N, K, H1, W1], where there is one
   ScalarType dtype;
   // what else the forward pass writes
   bool need_code;
@@ -64,29 +65,35 @@ int64_t pool_size(int64_t in, int64_t kernel, int64_t stride, int64_t padding, b
 // Raises (RuntimeError in Python) where the call has no meaning; kernels rely on what it lets through.
 Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, const Arguments& args,
                      bool need_code, const Word& units);
+// Notes the residual's strides. Raises where it is not of the un-pooled map's shape, x's dtype and device.
+void take_residual(Problem& p, const char* op, const Tensor& x, const Tensor& residual);
 Outputs make_outputs(const Problem& p, const Tensor& x);
 void check_backward(const Problem& p, const Tensor& x, const Tensor& grad, const Tensor& code);
 
-using Forward = void (*)(const Problem&, const Tensor& x, const Tensor& weight, Outputs& out);
+// `residual` is null where there is none.
+using Residual = std::optional<Tensor>;
+using Forward = void (*)(const Problem&, const Tensor& x, const Tensor& weight, const Tensor* residual,
+                         Outputs& out);
 using Backward = std::tuple<Tensor, Tensor> (*)(const Problem&, const Tensor& grad, const Tensor& x,
                                                 const Tensor& weight, const Tensor& code, bool need_x,
                                                 bool need_weight);
 
 template <Forward forward, Backward backward>
 struct Ops {
-  static Outputs run(const char* op, const Tensor& x, const Tensor& weight, const Arguments& args,
-                     bool need_code, const Word& units) {
-    const Problem p = make_problem(op, x, weight, args, need_code, units);
+  static Outputs run(const char* op, const Tensor& x, const Tensor& weight, const Residual& residual,
+                     const Arguments& args, bool need_code, const Word& units) {
+    Problem p = make_problem(op, x, weight, args, need_code, units);
+    if (residual) take_residual(p, op, x, *residual);
     Outputs out = make_outputs(p, x);
-    if (out.y.numel() > 0) forward(p, x, weight, out);
+    if (out.y.numel() > 0) forward(p, x, weight, residual ? &*residual : nullptr, out);
     return out;
   }
 
   static Tensor conv_relu_pool2d(Tensor x, Tensor weight, Ints stride, Ints padding, Ints dilation,
-                                 int64_t groups, Word pool, Ints pool_kernel, std::optional<Ints> pool_stride,
-                                 Ints pool_padding, bool ceil_mode, bool count_include_pad,
-                                 double negative_slope) {
-    return run("conv_relu_pool2d", x, weight,
+                                 int64_t groups, Residual residual, Word pool, Ints pool_kernel,
+                                 std::optional<Ints> pool_stride, Ints pool_padding, bool ceil_mode,
+                                 bool count_include_pad, double negative_slope) {
+    return run("conv_relu_pool2d", x, weight, residual,
                {stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding, ceil_mode,
                 count_include_pad, negative_slope},
                false, Word{})
@@ -94,14 +101,14 @@ struct Ops {
   }
 
   static std::tuple<Tensor, Tensor> conv_relu_pool2d_nap(Tensor x, Tensor weight, Ints stride, Ints padding,
-                                                         Ints dilation, int64_t groups, Word pool,
-                                                         Ints pool_kernel, std::optional<Ints> pool_stride,
-                                                         Ints pool_padding, bool ceil_mode,
-                                                         bool count_include_pad, double negative_slope,
-                                                         Word units) {
+                                                         Ints dilation, int64_t groups, Residual residual,
+                                                         Word pool, Ints pool_kernel,
+                                                         std::optional<Ints> pool_stride, Ints pool_padding,
+                                                         bool ceil_mode, bool count_include_pad,
+                                                         double negative_slope, Word units) {
     STD_TORCH_CHECK(!(units == ""),
                     "conv_relu_pool2d_nap: expected units to be \"relu\", \"output\" or \"winner\"");
-    Outputs out = run("conv_relu_pool2d_nap", x, weight,
+    Outputs out = run("conv_relu_pool2d_nap", x, weight, residual,
                       {stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding,
                        ceil_mode, count_include_pad, negative_slope},
                       false, units);
@@ -109,11 +116,12 @@ struct Ops {
   }
 
   static std::tuple<Tensor, Tensor, Tensor> forward_op(Tensor x, Tensor weight, Ints stride, Ints padding,
-                                                       Ints dilation, int64_t groups, Word pool,
-                                                       Ints pool_kernel, Ints pool_stride, Ints pool_padding,
-                                                       bool ceil_mode, bool count_include_pad,
-                                                       double negative_slope, bool need_code, Word units) {
-    Outputs out = run("_conv_relu_pool2d_forward", x, weight,
+                                                       Ints dilation, int64_t groups, Residual residual,
+                                                       Word pool, Ints pool_kernel, Ints pool_stride,
+                                                       Ints pool_padding, bool ceil_mode,
+                                                       bool count_include_pad, double negative_slope,
+                                                       bool need_code, Word units) {
+    Outputs out = run("_conv_relu_pool2d_forward", x, weight, residual,
                       {stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding,
                        ceil_mode, count_include_pad, negative_slope},
                       need_code, units);

@@ -148,6 +148,18 @@ Problem make_problem(const char* op, const Tensor& x, const Tensor& weight, cons
   return p;
 }
 
+void take_residual(Problem& p, const char* op, const Tensor& x, const Tensor& residual) {
+  check_same(op, "x", x, "residual", residual);
+  check_allocated(op, "residual", residual);
+  const int64_t first = p.batched ? 1 : 0, sizes[3] = {p.K, p.H1, p.W1};
+  bool fits = residual.dim() == first + 3 && (!p.batched || residual.size(0) == p.N);
+  for (int64_t i = 0; fits && i < 3; ++i) fits = residual.size(first + i) == sizes[i];
+  STD_TORCH_CHECK(fits, op, ": expected residual of the un-pooled map's shape, ", p.K, " channels of ", p.H1,
+                  " x ", p.W1, " for each of x's images, got ", shape_text(residual));
+  p.r_strides[0] = p.batched ? residual.stride(0) : 0;
+  for (int64_t i = 0; i < 3; ++i) p.r_strides[i + 1] = residual.stride(first + i);
+}
+
 Outputs make_outputs(const Problem& p, const Tensor& x) {
   const Ints y_sizes = p.batched ? Ints{p.N, p.K, p.P, p.Q} : Ints{p.K, p.P, p.Q};
   Ints code_sizes{0}, sig_sizes{0};

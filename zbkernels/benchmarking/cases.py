@@ -21,7 +21,8 @@ class ConvCase:
     """One ``conv -> ReLU -> pool`` block: x [n, c, h, w], weight [k, c/groups, kernel, kernel].
 
     ``mode``: ``forward``, ``train`` (forward and backward) or ``nap`` (forward with the packed ReLU signs).
-    ``needs_x``: whether the training step also wants the gradient of x (a first layer's input has none).
+    ``needs_x``: whether the training step also wants the gradient of x (a first layer's input has none). ``residual``:
+    a tensor of the un-pooled map's shape is added before the ReLU, and has a gradient.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ConvCase:
     dtype: str = "float32"
     mode: str = "forward"
     needs_x: bool = True
+    residual: bool = False
 
     suite = "conv"
 
@@ -82,9 +84,10 @@ class ConvCase:
         x = self.n * self.c * self.h * self.w
         weight = self.k * (self.c // self.groups) * self.kernel**2
         y = self.n * self.k * p * q
-        elements = x + weight + y
+        residual = self.n * self.k * math.prod(self.map_size) if self.residual else 0
+        elements = x + weight + y + residual
         if self.mode == "train":  # reads x, weight and the gradient of y; writes the gradients wanted
-            elements += x + weight + y + weight + (x if self.needs_x else 0)
+            elements += x + weight + y + weight + (x if self.needs_x else 0) + residual
         bits = self.n * self.k * math.prod(self.map_size) // 8 if self.mode == "nap" else 0
         return elements * ITEM_SIZE[self.dtype] + bits
 
@@ -95,6 +98,7 @@ class ConvCase:
         text += f" stride {self.stride}" if self.stride != 1 else ""
         text += f" pad {self.padding}" if self.padding else ""
         text += f" groups {self.groups}" if self.groups != 1 else ""
+        text += ", plus a residual" if self.residual else ""
         if self.pool == "none":
             return text + ", no pool"
         text += f", {self.pool} {self.pool_kernel}"
@@ -345,7 +349,22 @@ def _conv_cases() -> list[ConvCase]:
     half = _in_half([case for case in core + more if case.name in ("cifar1", "res9", "pointwise", "strided")])
     train = [dataclasses.replace(case, mode="train") for case in core]
     nap = [dataclasses.replace(case, mode="nap") for case in (core[0], core[1], core[3], half[2])]
-    return core + more + half + train + nap
+    return core + more + half + train + nap + _residual_cases()
+
+
+def _residual_cases() -> list[ConvCase]:
+    """The last convolution of a block: those of a ResNet18 on CIFAR's images, and of a ResNet50's first and third
+    stage."""
+    sizes = ((64, 32), (128, 16), (256, 8), (512, 4))
+    blocks = [
+        ConvCase(f"res18-{k}", 32, k, k, size, size, 3, padding=1, pool="none", residual=True)
+        for k, size in sizes
+    ]
+    blocks += [
+        ConvCase("res50-256", 8, 64, 256, 56, 56, 1, pool="none", residual=True),
+        ConvCase("res50-1024", 8, 256, 1024, 14, 14, 1, pool="none", residual=True),
+    ]
+    return blocks + [dataclasses.replace(case, mode="train") for case in blocks]
 
 
 def _linear_cases() -> list[LinearCase]:

@@ -39,6 +39,7 @@ class ConvProblem:
         weight = draw(case.k, case.c // case.groups, case.kernel, case.kernel)
         self.weight = (weight * (2 / fan_in) ** 0.5).to(dtype)
         self.grad = draw(case.n, case.k, *case.out_size).to(dtype)
+        self.residual = draw(case.n, case.k, *case.map_size).to(dtype) if case.residual else None
         # Autotuning serves the contestants; for one float64 convolution it would cost more than it saves.
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
             self._reference()
@@ -55,6 +56,7 @@ class ConvProblem:
         case = self.case
         x, weight = self.x.double(), self.weight.double()
         pre = F.conv2d(x, weight, None, case.stride, case.padding, 1, case.groups)  # [n, k, h1, w1]
+        pre = pre if self.residual is None else pre + self.residual.double()
         self.margin = 16 * torch.finfo(self.x.dtype).eps * float(pre.abs().amax()) if pre.numel() else 0.0
         if case.mode == "nap":
             self.pre = pre
@@ -71,6 +73,7 @@ class ConvProblem:
             grad_pre, x, weight, None, *geometry, [case.needs_x, True, False]
         )
         self.expected = [y.detach(), grad_weight] + ([grad_x] if case.needs_x else [])
+        self.expected += [grad_pre] if case.residual else []
 
     def _pool(self, value: torch.Tensor) -> torch.Tensor:
         case = self.case
@@ -81,8 +84,10 @@ class ConvProblem:
         return F.avg_pool2d(value, case.pool_kernel, case.pool_stride, case.pool_padding)
 
     def _unclear(self, pre: torch.Tensor) -> torch.Tensor:
-        """bool [n, k, p, q]: windows of a max pool whose winner or whose sign rounding could change."""
+        """bool [n, k, p, q]: windows of a max pool (or values) whose winner or whose sign rounding could change."""
         case = self.case
+        if case.pool == "none":
+            return pre.abs() < self.margin
         size, step = case.pool_kernel, case.pool_stride
         padded = F.pad(pre, [case.pool_padding] * 4, value=float("-inf"))
         windows = padded.unfold(2, size, step).unfold(3, size, step)  # [n, k, p, q, size, size]
@@ -131,6 +136,8 @@ class ConvProblem:
             ]
         if case.mode == "nap":
             ours.append(self._torch("ours, two ops", ours_two_ops, ours=True))
+        if case.residual:
+            ours.append(self._torch("ours, three steps", ours_three_steps, ours=True))
         return ours + theirs
 
     def _torch(
@@ -138,20 +145,22 @@ class ConvProblem:
     ) -> Contestant:
         def build() -> Callable[[], Any]:
             layout = torch.channels_last if cl else torch.contiguous_format
-            x, weight, grad = (t.contiguous(memory_format=layout) for t in (self.x, self.weight, self.grad))
+            tensors = [self.x, self.weight, *([] if self.residual is None else [self.residual])]
+            x, weight, *residual = (t.contiguous(memory_format=layout) for t in tensors)
+            grad = self.grad.contiguous(memory_format=layout)
             case = self.case
 
-            def forward(x: torch.Tensor, weight: torch.Tensor) -> Any:
-                return block(case, x, weight)
+            def forward(x: torch.Tensor, weight: torch.Tensor, *residual: torch.Tensor) -> Any:
+                return block(case, x, weight, *residual)
 
             function = engines.compiled(forward, self.device) if compile_it else forward
             function = engines.per_call(function, self.device)
             if case.mode == "train":
-                return TrainingStep(function, x, weight, grad, case.needs_x)
+                return TrainingStep(function, x, weight, grad, case.needs_x, *residual)
 
             def call() -> Any:
                 with torch.inference_mode():
-                    return function(x, weight)
+                    return function(x, weight, *residual)
 
             return call
 
@@ -160,9 +169,9 @@ class ConvProblem:
     def backend(self, backend: str, *, cl: bool = True) -> Contestant:
         """Ours on one backend by name."""
 
-        def block(case: ConvCase, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        def block(case: ConvCase, x: torch.Tensor, weight: torch.Tensor, *residual: torch.Tensor) -> Any:
             with zb.use_backend(backend):
-                return ours_block(case, x, weight)
+                return ours_block(case, x, weight, *residual)
 
         return self._torch(f"ours ({backend})", block, ours=True, cl=cl)
 
@@ -175,7 +184,10 @@ class ConvProblem:
             "pads": [case.padding] * 4,
             "group": case.groups,
         }
-        nodes: list[tuple] = [("Conv", ["x", "weight"], "map", conv), ("Relu", ["map"], "act", {})]
+        nodes: list[tuple] = [("Conv", ["x", "weight"], "map", conv)]
+        if self.residual is not None:
+            nodes.append(("Add", ["map", "residual"], "sum", {}))
+        nodes.append(("Relu", [nodes[-1][2]], "act", {}))
         if case.pool != "none":
             pool: dict[str, Any] = {
                 "kernel_shape": [case.pool_kernel] * 2,
@@ -186,8 +198,12 @@ class ConvProblem:
             if case.pool == "avg":
                 pool["count_include_pad"] = 1
             nodes.append((operator, ["act"], "y", pool))
-        model = lambda: engines.onnx_model(nodes, {"x": self.x}, {"weight": self.weight})  # noqa: E731
-        return engines.onnx_runtime(model, {"x": self.x}, self.threads)
+        model = lambda: engines.onnx_model(nodes, self._inputs(), {"weight": self.weight})  # noqa: E731
+        return engines.onnx_runtime(model, self._inputs(), self.threads)
+
+    def _inputs(self) -> dict[str, torch.Tensor]:
+        """Of other engines' models, which take the weight as a constant."""
+        return {"x": self.x} if self.residual is None else {"x": self.x, "residual": self.residual}
 
     def _openvino(self) -> Callable[[], Any]:
         engines.numpy_dtype(self.case.dtype)
@@ -201,6 +217,8 @@ class ConvProblem:
             else:
                 grouped = weight.reshape(case.groups, case.k // case.groups, *weight.shape[1:])
                 value = ops.group_convolution(parameters[0], ops.constant(grouped), *same)
+            if self.residual is not None:
+                value = ops.add(value, parameters[1])
             value = ops.relu(value)
             sizes = ([case.pool_padding] * 2, [case.pool_padding] * 2, [case.pool_kernel] * 2)
             if case.pool == "max":
@@ -209,12 +227,15 @@ class ConvProblem:
                 value = ops.avg_pool(value, [case.pool_stride] * 2, *sizes, False)
             return value
 
-        return engines.openvino_call(build, {"x": self.x}, self.threads)
+        return engines.openvino_call(build, self._inputs(), self.threads)
 
 
-def torch_block(case: ConvCase, x: torch.Tensor, weight: torch.Tensor) -> Any:
+def torch_block(
+    case: ConvCase, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None
+) -> Any:
     """The block as torch's users write it; for ``nap`` with the signs packed by plain torch operations."""
-    value = F.relu(F.conv2d(x, weight, None, case.stride, case.padding, 1, case.groups))
+    value = F.conv2d(x, weight, None, case.stride, case.padding, 1, case.groups)
+    value = F.relu(value) if residual is None else value.add_(residual).relu_()
     signature = torch_pack(value) if case.mode == "nap" else None
     if case.pool == "max":
         value = F.max_pool2d(value, case.pool_kernel, case.pool_stride, case.pool_padding)
@@ -223,7 +244,9 @@ def torch_block(case: ConvCase, x: torch.Tensor, weight: torch.Tensor) -> Any:
     return value if signature is None else (value, signature)
 
 
-def ours_block(case: ConvCase, x: torch.Tensor, weight: torch.Tensor) -> Any:
+def ours_block(
+    case: ConvCase, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None
+) -> Any:
     """The fused op, or its pattern form."""
     op = zb.conv_relu_pool2d_nap if case.mode == "nap" else zb.conv_relu_pool2d
     return op(
@@ -237,7 +260,15 @@ def ours_block(case: ConvCase, x: torch.Tensor, weight: torch.Tensor) -> Any:
         pool_kernel=case.pool_kernel,
         pool_stride=case.pool_stride,
         pool_padding=case.pool_padding,
+        residual=residual,
     )
+
+
+def ours_three_steps(case: ConvCase, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> Any:
+    """What the residual argument saves: the op as a convolution alone, torch's sum and ReLU."""
+    geometry = (case.stride, case.padding, 1, case.groups)
+    value = zb.conv_relu_pool2d(x, weight, *geometry, pool="none", negative_slope=1.0)
+    return value.add_(residual).relu_()
 
 
 def ours_two_ops(case: ConvCase, x: torch.Tensor, weight: torch.Tensor) -> Any:
@@ -247,18 +278,25 @@ def ours_two_ops(case: ConvCase, x: torch.Tensor, weight: torch.Tensor) -> Any:
 
 
 class TrainingStep:
-    """Forward and backward of one block: ``() -> (y, grad_weight[, grad_x])``."""
+    """Forward and backward of one block: ``() -> (y, grad_weight[, grad_x][, grad_residual])``."""
 
     def __init__(
-        self, function: Callable, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, needs_x: bool
+        self,
+        function: Callable,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        grad: torch.Tensor,
+        needs_x: bool,
+        *residual: torch.Tensor,
     ) -> None:
         self.function, self.grad = function, grad
-        self.x = x.detach().requires_grad_(needs_x)
         self.weight = weight.detach().requires_grad_()
-        self.wanted = (self.weight, self.x) if needs_x else (self.weight,)
+        more = [t.detach().requires_grad_() for t in residual]
+        self.inputs = (x.detach().requires_grad_(needs_x), self.weight, *more)
+        self.wanted = (self.weight, *([self.inputs[0]] if needs_x else []), *more)
 
     def __call__(self) -> tuple[torch.Tensor, ...]:
-        y = self.function(self.x, self.weight)
+        y = self.function(*self.inputs)
         return (y.detach(), *torch.autograd.grad(y, self.wanted, self.grad))
 
     def kernels(self) -> list[str]:
@@ -267,7 +305,7 @@ class TrainingStep:
         Kernels are remembered by thread, and a card's backward runs in a thread of autograd's own: hooks look
         there, before the block's backward (to forget an older one's kernel) and after it.
         """
-        y = self.function(self.x, self.weight)
+        y = self.function(*self.inputs)
         ran = [zb.last_kernel()]
         y.register_hook(lambda _: note_kernel("torch"))
         hook = self.weight.register_hook(lambda _: ran.append(zb.last_kernel()))

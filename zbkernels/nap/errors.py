@@ -418,6 +418,10 @@ class Errors(TorchFunctionMode):
         self, func: Any, x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         """Of slope 1 and without a max pool, which is no unit."""
+        if len(args) > 4 or "residual" in kwargs:
+            raise NotImplementedError(
+                "no bound is known for the rounding of torch.ops.zb.conv_relu_pool2d's residual"
+            )
         g = Geometry.of("conv_relu_pool2d", *args, **kwargs)
         y = self._conv(lambda x, weight, bias: _conv(x, weight, g), x, weight)
         if g.pool != "avg":

@@ -140,6 +140,7 @@ def _conv_relu_pool(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
+    residual: Any = None,
     *,
     pool: str = "max",
     pool_kernel: Any = 2,
@@ -152,6 +153,11 @@ def _conv_relu_pool(
 ) -> tuple[str, Arguments] | None:
     if negative_slope == 1 and pool != "max":
         return None  # linear
+    if residual is not None:  # zb.conv_relu_pool2d goes by its steps where units are watched
+        raise NotImplementedError(
+            "Units: expected no residual in a call of torch.ops.zb.conv_relu_pool2d or of a _nap form, whose units are "
+            "of a sum: call zb.conv_relu_pool2d"
+        )
     args: Arguments = {"x": x, "weight": weight, "stride": stride, "padding": padding, "dilation": dilation}
     args |= {"groups": groups, "pool": pool, "pool_kernel": pool_kernel, "pool_stride": pool_stride}
     args |= {"pool_padding": pool_padding, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad}

@@ -93,13 +93,24 @@ class ConvReLUPool2d(nn.Module):
     def _arguments(self) -> tuple[Any, ...]:
         return self.stride, self.padding, self.dilation, self.groups
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return conv_relu_pool2d(x, self.effective_weight(), *self._arguments(), **self.pool_arguments)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """``residual`` [N, K, H1, W1], of the un-pooled map's shape, is added before the activation."""
+        return conv_relu_pool2d(
+            x, self.effective_weight(), *self._arguments(), **self.pool_arguments, residual=residual
+        )
 
-    def forward_nap(self, x: torch.Tensor, units: str = "relu") -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_nap(
+        self, x: torch.Tensor, units: str = "relu", residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The result and each input's signature; see :func:`zbkernels.conv_relu_pool2d_nap`."""
-        weight = self.effective_weight()
-        return conv_relu_pool2d_nap(x, weight, *self._arguments(), **self.pool_arguments, units=units)
+        return conv_relu_pool2d_nap(
+            x,
+            self.effective_weight(),
+            *self._arguments(),
+            **self.pool_arguments,
+            units=units,
+            residual=residual,
+        )
 
     def extra_repr(self) -> str:
         """As ``nn.Conv2d`` prints itself: what differs from the defaults."""

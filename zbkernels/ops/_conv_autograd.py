@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 import torch
 
 from zbkernels.ops import _tf32
-from zbkernels.ops._conv_reference import Tensors2, Tensors3, backward_reference
+from zbkernels.ops._conv_reference import (
+    Tensors2,
+    Tensors3,
+    activation_gradient,
+    backward_reference,
+    residual_gradient,
+)
 from zbkernels.ops._geometry import Geometry
 from zbkernels.ops._op import below_autograd, needs_grad
 
@@ -47,24 +53,46 @@ class ConvReLUPoolFunction(torch.autograd.Function):
         g: Geometry,
         need_code: bool,
         units: str,
+        residual: torch.Tensor | None,
     ) -> Tensors3:
         y, code, sig = passes.forward(
-            x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=True, units=units
+            x, weight, *g.conv_args(), residual, **g.pool_kwargs(), need_code=True, units=units
         )
         ctx.passes, ctx.geometry = passes, g
-        ctx.save_for_backward(x, weight, code)
+        # Without a pool the residual's gradient is told by y's signs, which lie as the gradient does.
+        by_y = residual is not None and ctx.needs_input_grad[6] and g.pool == "none"
+        ctx.save_for_backward(x, weight, code, *([y] if by_y else []))
         shown = code if need_code else code.new_empty(0, dtype=torch.uint8)
         ctx.mark_non_differentiable(shown, sig)
         return y, shown, sig
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_unused: Any) -> tuple[Any, ...]:
-        x, weight, code = ctx.saved_tensors
-        need_x, need_weight = ctx.needs_input_grad[1:3]
-        grad_x, grad_weight = differentiable_backward(
-            ctx.passes, grad, x, weight, code, ctx.geometry, need_x, need_weight
+        x, weight, code, *kept = ctx.saved_tensors
+        need_x, need_weight, need_residual = (ctx.needs_input_grad[i] for i in (1, 2, 6))
+        grad_x = grad_weight = grad_residual = None
+        g = ctx.geometry
+        if need_residual and kept:
+            grad_residual = activation_gradient(grad, kept[0], g.negative_slope)
+            # The gradients of a 1x1 convolution are matrix products of just that; those of larger filters gain by
+            # the zeros in it, which the kernels find by the code.
+            if weight.shape[2] == weight.shape[3] == 1:
+                grad, g = grad_residual, g._replace(negative_slope=1.0)
+        elif need_residual:
+            grad_residual = residual_gradient(grad, x, weight, code, g)
+        if need_x or need_weight:
+            grad_x, grad_weight = differentiable_backward(
+                ctx.passes, grad, x, weight, code, g, need_x, need_weight
+            )
+        return (
+            None,
+            grad_x if need_x else None,
+            grad_weight if need_weight else None,
+            None,
+            None,
+            None,
+            grad_residual,
         )
-        return None, grad_x if need_x else None, grad_weight if need_weight else None, None, None, None
 
 
 class ConvReLUPoolBackwardFunction(torch.autograd.Function):
@@ -133,8 +161,17 @@ def differentiable_backward(
     )
 
 
-def run_passes(passes: Passes, x: torch.Tensor, weight: torch.Tensor, g: Geometry, units: str) -> Tensors3:
+def run_passes(
+    passes: Passes,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    g: Geometry,
+    units: str,
+    residual: torch.Tensor | None,
+) -> Tensors3:
     """A pair of passes outside the dispatcher, with gradients where they are wanted."""
-    if needs_grad(x, weight):
-        return ConvReLUPoolFunction.apply(passes, x, weight, g, False, units)
-    return passes.forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units=units)
+    if needs_grad(x, weight, residual):
+        return ConvReLUPoolFunction.apply(passes, x, weight, g, False, units, residual)
+    return passes.forward(
+        x, weight, *g.conv_args(), residual, **g.pool_kwargs(), need_code=False, units=units
+    )

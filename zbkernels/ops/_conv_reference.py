@@ -34,10 +34,26 @@ def _pool(act: torch.Tensor, g: Geometry) -> torch.Tensor:
     return act
 
 
-def value_reference(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> torch.Tensor:
-    """``pool(act(conv2d(x, weight)))``, differentiable any number of times."""
-    y = _pool(activation(_conv(x, weight, g), g.negative_slope), g)
-    return y.contiguous(memory_format=memory_format(x))
+def _pre(x: torch.Tensor, weight: torch.Tensor, g: Geometry, residual: torch.Tensor | None) -> torch.Tensor:
+    pre = _conv(x, weight, g)
+    return pre if residual is None else pre + residual
+
+
+def value_reference(
+    x: torch.Tensor, weight: torch.Tensor, g: Geometry, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``pool(act(conv2d(x, weight) + residual))``, differentiable any number of times."""
+    return _act_pool(_pre(x, weight, g, residual), x, g)
+
+
+def _act_pool(pre: torch.Tensor, x: torch.Tensor, g: Geometry) -> torch.Tensor:
+    return _pool(activation(pre, g.negative_slope), g).contiguous(memory_format=memory_format(x))
+
+
+def by_steps(x: torch.Tensor, weight: torch.Tensor, g: Geometry, residual: torch.Tensor) -> torch.Tensor:
+    """The same with the op for the convolution alone, for whoever has to see the sum and each unit."""
+    linear = torch.ops.zb.conv_relu_pool2d(x, weight, *g.conv_args(), pool="none", negative_slope=1.0)
+    return _act_pool(linear + residual, x, g)
 
 
 def _window_position(act: torch.Tensor, g: Geometry) -> torch.Tensor:
@@ -54,11 +70,16 @@ def _window_position(act: torch.Tensor, g: Geometry) -> torch.Tensor:
 
 
 def forward_reference(
-    x: torch.Tensor, weight: torch.Tensor, g: Geometry, need_code: bool, units: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    g: Geometry,
+    need_code: bool,
+    units: str,
+    residual: torch.Tensor | None = None,
 ) -> Tensors3:
     """(y, code, sig) with every meaning spelt out; the kernels are held to this."""
     _backend.note_kernel("reference")
-    pre = _conv(x, weight, g)
+    pre = _pre(x, weight, g, residual)
     act = activation(pre, g.negative_slope)
     y = _pool(act, g).contiguous(memory_format=memory_format(x))
     code = x.new_empty(0, dtype=torch.uint8)
@@ -125,6 +146,22 @@ def backward_reference(
         grad_weight = grad_weight.contiguous(memory_format=memory_format(weight))
     nothing = x.new_empty(0)
     return grad_x if need_x else nothing, grad_weight if need_weight else nothing
+
+
+def residual_gradient(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, code: torch.Tensor, g: Geometry
+) -> torch.Tensor:
+    """That of the pre-activations, to which the residual was added; differentiable in grad."""
+    return _pool_adjoint(grad, code, g, g.map_size(x, weight))
+
+
+def activation_gradient(grad: torch.Tensor, y: torch.Tensor, negative_slope: float) -> torch.Tensor:
+    """The gradient of the pre-activations from y = act(pre), whose sign is theirs; differentiable in grad."""
+    if negative_slope == 1:
+        return grad
+    if negative_slope == 0:
+        return torch.ops.aten.threshold_backward(grad, y.detach(), 0)
+    return torch.ops.aten.leaky_relu_backward(grad, y.detach(), negative_slope, True)
 
 
 def _pool_adjoint(

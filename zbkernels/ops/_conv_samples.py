@@ -126,13 +126,51 @@ def samples(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator
     big = torch.full((1, 2, 4, 4), torch.finfo(dtype).max / 2, device=device, dtype=dtype)
     yield call("overflow", big, torch.full((2, 2, 3, 3), 2.0, device=device, dtype=dtype), False)
 
+    def added(
+        label: str, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, **kwargs: Any
+    ) -> Sample:
+        smooth = bool(residual.isfinite().all())
+        return call(f"residual, {label}", x, weight, smooth, residual=residual, **{"pool": "none", **kwargs})
+
+    wide = draw(5, 3, 3, 3)
+    yield added("no pool", draw(2, 3, 8, 7), draw(4, 3, 3, 3), draw(2, 4, 8, 7), padding=1)
+    yield added(
+        "channels_last", *(t.to(memory_format=cl) for t in (draw(2, 3, 8, 8), wide, draw(2, 5, 6, 6)))
+    )
+    yield added("other format", draw(2, 3, 8, 8), wide, draw(2, 5, 6, 6).to(memory_format=cl))
+    yield added("sliced", draw(2, 3, 8, 8).to(memory_format=cl), wide, draw(2, 5, 6, 12)[..., ::2])
+    yield added("expanded", draw(2, 3, 8, 8), wide, draw(1, 1, 1, 1).expand(2, 5, 6, 6))
+    yield added("unbatched", draw(3, 8, 8), draw(4, 3, 3, 3), draw(4, 8, 8), padding=1, negative_slope=0.2)
+    yield added("1x1", draw(2, 17, 6, 6), draw(24, 17, 1, 1), draw(2, 24, 6, 6))
+    yield added("8 channels", draw(2, 8, 8, 8), draw(16, 8, 3, 3), draw(2, 16, 8, 8), padding=1)
+    yield added("slope 1", draw(2, 3, 8, 8), wide, draw(2, 5, 6, 6), negative_slope=1.0)
+    yield added(
+        "stride", draw(2, 6, 9, 9), draw(10, 3, 3, 3), draw(2, 10, 5, 5), stride=2, padding=1, groups=2
+    )
+    yield added("depthwise", draw(2, 5, 8, 8), draw(5, 1, 3, 3), draw(2, 5, 8, 8), padding=1, groups=5)
+    yield added(
+        "max", draw(2, 3, 9, 8), draw(4, 3, 3, 3), draw(2, 4, 9, 8), padding=1, pool="max", **overlapping
+    )
+    yield added("average", draw(2, 3, 8, 8), wide, draw(2, 5, 6, 6), pool="avg", negative_slope=0.1)
+    marked = draw(2, 5, 6, 6)
+    marked[0, 1, 4, 4], marked[1, 0, 2, 3], marked[1, 2, 5, 5] = float("nan"), float("inf"), -float("inf")
+    yield added("NaN and inf", special, wide, marked)
+
+
+def _apart(op: str, sample: Sample) -> tuple[Geometry, torch.Tensor | None]:
+    kwargs = dict(sample.kwargs)
+    residual = kwargs.pop("residual", None)
+    return Geometry.of(op, **kwargs), residual
+
 
 def forward_samples(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[Sample]:
     for number, s in enumerate(samples(device, dtype)):
-        g = Geometry.of("_conv_relu_pool2d_forward", **s.kwargs)
+        g, residual = _apart("_conv_relu_pool2d_forward", s)
         winner = g.pool == "max" and g.negative_slope == 0
         units = ("", "relu", "output", "winner" if winner else "relu")[number % 4]
         kwargs = {**g.pool_kwargs(), "need_code": number % 3 != 0, "units": units}
+        if residual is not None:
+            kwargs["residual"] = residual
         yield Sample(f"{s.label}, units={units!r}", (*s.args, *g.conv_args()), kwargs, s.smooth)
 
 
@@ -140,8 +178,8 @@ def backward_samples(device: str = "cpu", dtype: torch.dtype = torch.float32) ->
     gen = torch.Generator().manual_seed(1)
     for number, s in enumerate(samples(device, dtype)):
         x, weight = s.args
-        g = Geometry.of("_conv_relu_pool2d_backward", **s.kwargs)
-        y, code, _ = forward_reference(x, weight, g, True, "")
+        g, residual = _apart("_conv_relu_pool2d_backward", s)
+        y, code, _ = forward_reference(x, weight, g, True, "", residual)
         grad = torch.randn(y.shape, generator=gen).to(device, dtype)
         kind = number % 4
         if kind == 1:

@@ -209,6 +209,29 @@ def check(op: str, x: Any, weight: Any, geometry: Geometry, units: str = "") -> 
         )
 
 
+def check_residual(op: str, x: torch.Tensor, weight: torch.Tensor, residual: Any, geometry: Geometry) -> None:
+    """What can be wrong with the residual of a call that :func:`check` has passed.
+
+    Raises:
+        TypeError: it is no dense tensor of x's dtype.
+        ValueError: it is not of the un-pooled map's shape, or on another device.
+    """
+    if not isinstance(residual, torch.Tensor):
+        raise TypeError(f"{op}: expected residual to be a tensor or None, got {type(residual).__name__}")
+    if residual.layout != torch.strided:
+        raise TypeError(f"{op}: expected residual to be a dense (strided) tensor, got {residual.layout}")
+    if residual.dtype != x.dtype:
+        raise TypeError(f"{op}: expected residual of x's dtype {x.dtype}, got {residual.dtype}")
+    if residual.device != x.device:
+        raise ValueError(f"{op}: expected x and residual on one device, got {x.device} and {residual.device}")
+    shape = (*x.shape[:-3], weight.shape[0], *geometry.map_size(x, weight))
+    if residual.shape != shape:
+        raise ValueError(
+            f"{op}: expected residual of the un-pooled map's shape {list(shape)} (nothing is broadcast), got "
+            f"{list(residual.shape)}"
+        )
+
+
 def is_channels_last(t: torch.Tensor) -> bool:
     """Whether results follow ``t`` in channels_last: only where its strides leave no doubt."""
     return t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last)

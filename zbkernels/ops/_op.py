@@ -110,8 +110,8 @@ def below_autograd() -> Any:
     return torch._C._AutoDispatchBelowAutograd()
 
 
-def transforms_active(*tensors: torch.Tensor) -> bool:
-    """Whether a torch.func transform or forward-mode AD wants to see inside the op.
+def transforms_active(*tensors: torch.Tensor | None) -> bool:
+    """Whether a torch.func transform or forward-mode AD wants to see inside the op. None stands for no tensor.
 
     The reference is then taken: it is made of torch ops that every transform knows. A custom op would raise
     there, or (forward mode) give a silent zero tangent.
@@ -120,11 +120,13 @@ def transforms_active(*tensors: torch.Tensor) -> bool:
         return True
     if torch.autograd.forward_ad._current_level < 0:
         return False
-    return any(torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    return any(
+        t is not None and torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors
+    )
 
 
-def needs_grad(*tensors: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+def needs_grad(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def is_defined(name: str) -> bool:
@@ -206,13 +208,13 @@ def cast_for_autocast(device: str, args: Iterable[Any]) -> Iterator[Any]:
         yield a.to(dtype) if eligible and a.device.type == device else a
 
 
-def autocast_operands(x: Any, weight: Any) -> tuple[Any, Any]:
-    """The two operands as autocast would hand them to the op; unchanged outside autocast."""
+def autocast_operands(x: Any, *others: Any) -> tuple[Any, ...]:
+    """x, weight and the like as autocast would hand them to the op; unchanged outside autocast."""
     if isinstance(x, torch.Tensor):
         kind = x.device.type
         if kind in _AUTOCAST_DEVICES and torch.is_autocast_enabled(kind):
-            x, weight = cast_for_autocast(kind, (x, weight))
-    return x, weight
+            return tuple(cast_for_autocast(kind, (x, *others)))
+    return (x, *others)
 
 
 def _autocast_rule(overload: Any, device: str) -> Callable[..., Any]:

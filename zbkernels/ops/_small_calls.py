@@ -20,7 +20,7 @@ _LARGEST = 1 << 20  # bytes of a result: beyond, the checks no longer show (and 
 
 
 class Kept(NamedTuple):
-    run: Callable[..., int]  # of the CPU library, see _loader.kept_call_runner
+    run: Callable[..., int]  # of the CPU library, see _loader.kept_call_runner; with a residual the other one
     call: Any  # what it reads
     shape: torch.Size
     memory_format: torch.memory_format
@@ -53,7 +53,20 @@ def key_of(x: Any, weight: Any, values: tuple[Any, ...]) -> tuple[Any, ...] | No
 _profiled = torch._C._autograd._profiler_enabled
 
 
-def run(key: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
+def with_residual(key: tuple[Any, ...] | None, residual: Any) -> tuple[Any, ...] | None:
+    """The key of the same call with a residual."""
+    if key is None or type(residual) is not torch.Tensor or not residual.is_cpu:
+        return None
+    if residual.layout is not torch.strided or residual.is_neg():
+        return None
+    if torch.is_grad_enabled() and residual.requires_grad:
+        return None
+    return (*key, residual.shape, residual.stride(), residual.dtype)
+
+
+def run(
+    key: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None
+) -> torch.Tensor | None:
     """The result, or None where no earlier call was like this one."""
     kept = _kept.get(key)
     if kept is None:
@@ -62,10 +75,13 @@ def run(key: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor) -> torch.Te
     if not from_x or not from_weight:  # a freed storage: the op says so
         return None
     y = torch.empty(kept.shape, dtype=x.dtype, memory_format=kept.memory_format)
-    return y if kept.run(kept.call, from_x, from_weight, y.data_ptr()) else None
+    if residual is None:
+        return y if kept.run(kept.call, from_x, from_weight, y.data_ptr()) else None
+    added = residual.data_ptr()
+    return y if added and kept.run(kept.call, from_x, from_weight, added, y.data_ptr()) else None
 
 
-def keep(key: tuple[Any, ...], call: Callable[[], torch.Tensor]) -> torch.Tensor:
+def keep(key: tuple[Any, ...], call: Callable[[], torch.Tensor], with_residual: bool) -> torch.Tensor:
     """The result of ``call()``, the op itself, whose description is kept where the result is small."""
     with _loader.keep_next_call() as buffer:
         y = call()
@@ -74,5 +90,5 @@ def keep(key: tuple[Any, ...], call: Callable[[], torch.Tensor]) -> torch.Tensor
         if len(_kept) >= 1024:
             _kept.clear()
         layout = torch.contiguous_format if y.is_contiguous() else torch.channels_last
-        _kept[key] = Kept(_loader.kept_call_runner(), buffer, y.shape, layout)
+        _kept[key] = Kept(_loader.kept_call_runner(with_residual), buffer, y.shape, layout)
     return y

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from zbkernels import _loader
-from zbkernels.ops import _backend, _small_calls, _tf32
+from zbkernels.ops import _backend, _choice, _small_calls, _tf32
 from zbkernels.ops._conv_autograd import (
     REGISTERED,
     ConvReLUPoolFunction,
@@ -27,11 +27,12 @@ from zbkernels.ops._conv_reference import (
     Tensors2,
     Tensors3,
     backward_reference,
+    by_steps,
     forward_reference,
     value_reference,
 )
 from zbkernels.ops._conv_samples import backward_samples, forward_samples, samples
-from zbkernels.ops._geometry import Geometry, IntOrPair, check, memory_format, pair
+from zbkernels.ops._geometry import Geometry, IntOrPair, check, check_residual, memory_format, pair
 from zbkernels.ops._op import (
     Op,
     autocast_operands,
@@ -45,15 +46,17 @@ from zbkernels.ops._opaque import opaque_kernels
 from zbkernels.ops._shape_class import conv_class, layout_class
 from zbkernels.ops.nap_pack import words_for
 
+# By position the residual comes last: torch has no batching rule for a tensor that is given by name alone.
 SCHEMA = (
     "conv_relu_pool2d(Tensor x, Tensor weight, int[2] stride=1, int[2] padding=0, int[2] dilation=1, "
-    'int groups=1, *, str pool="max", int[2] pool_kernel=2, int[]? pool_stride=None, int[2] pool_padding=0, '
-    "bool ceil_mode=False, bool count_include_pad=True, float negative_slope=0.0) -> Tensor"
+    'int groups=1, Tensor? residual=None, *, str pool="max", int[2] pool_kernel=2, int[]? pool_stride=None, '
+    "int[2] pool_padding=0, bool ceil_mode=False, bool count_include_pad=True, float negative_slope=0.0) -> Tensor"
 )
 FORWARD_SCHEMA = (
     "_conv_relu_pool2d_forward(Tensor x, Tensor weight, int[2] stride, int[2] padding, int[2] dilation, "
-    "int groups, *, str pool, int[2] pool_kernel, int[2] pool_stride, int[2] pool_padding, bool ceil_mode, "
-    "bool count_include_pad, float negative_slope, bool need_code, str units) -> (Tensor, Tensor, Tensor)"
+    "int groups, Tensor? residual=None, *, str pool, int[2] pool_kernel, int[2] pool_stride, int[2] pool_padding, "
+    "bool ceil_mode, bool count_include_pad, float negative_slope, bool need_code, str units) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 BACKWARD_SCHEMA = (
     "_conv_relu_pool2d_backward(Tensor grad, Tensor x, Tensor weight, Tensor code, int[2] stride, "
@@ -63,19 +66,46 @@ BACKWARD_SCHEMA = (
 )
 
 
+Residual = torch.Tensor | None
+
+
+class Checked(NamedTuple):
+    geometry: Geometry
+    residual: Residual
+
+
+def checked(
+    op: str,
+    x: Any,
+    weight: Any,
+    stride: IntOrPair = 1,
+    padding: IntOrPair = 0,
+    dilation: IntOrPair = 1,
+    groups: int = 1,
+    residual: Any = None,
+    *,
+    units: str = "",
+    **pool: Any,
+) -> Checked:
+    """What follows x and weight in the ops' schemas, in one form and checked."""
+    g = Geometry.of(op, stride, padding, dilation, groups, **pool)
+    check(op, x, weight, g, units)
+    if residual is not None:
+        check_residual(op, x, weight, residual, g)
+    return Checked(g, residual)
+
+
 def reference(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    g = Geometry.of("conv_relu_pool2d", *args, **kwargs)
-    check("conv_relu_pool2d", x, weight, g)
+    g, residual = checked("conv_relu_pool2d", x, weight, *args, **kwargs)
     _backend.note_kernel("reference")
-    return value_reference(x, weight, g)
+    return value_reference(x, weight, g, residual)
 
 
 def _forward_op(
     x: torch.Tensor, weight: torch.Tensor, *args: Any, need_code: bool, units: str, **kwargs: Any
 ) -> Tensors3:
-    g = Geometry.of("_conv_relu_pool2d_forward", *args, **kwargs)
-    check("_conv_relu_pool2d_forward", x, weight, g, units)
-    return forward_reference(x, weight, g, need_code, units)
+    g, residual = checked("_conv_relu_pool2d_forward", x, weight, *args, units=units, **kwargs)
+    return forward_reference(x, weight, g, need_code, units, residual)
 
 
 def _backward_op(
@@ -113,16 +143,14 @@ def empty_results(
 
 
 def fake(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    g = Geometry.of("conv_relu_pool2d", *args, **kwargs)
-    check("conv_relu_pool2d", x, weight, g)
+    g, _ = checked("conv_relu_pool2d", x, weight, *args, **kwargs)
     return empty_results(x, weight, g, False, "")[0]
 
 
 def _forward_fake(
     x: torch.Tensor, weight: torch.Tensor, *args: Any, need_code: bool, units: str, **kwargs: Any
 ) -> Tensors3:
-    g = Geometry.of("_conv_relu_pool2d_forward", *args, **kwargs)
-    check("_conv_relu_pool2d_forward", x, weight, g, units)
+    g, _ = checked("_conv_relu_pool2d_forward", x, weight, *args, units=units, **kwargs)
     return empty_results(x, weight, g, need_code, units)
 
 
@@ -144,13 +172,18 @@ def _backward_fake(
     return like(x, need_x), like(weight, need_weight)
 
 
+def residual_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Residual:
+    """The residual among what follows x and weight."""
+    return args[4] if len(args) > 4 else kwargs.get("residual")
+
+
 def autograd(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    if transforms_active(x, weight):
+    tensors = (x, weight, residual_of(args, kwargs))
+    if transforms_active(*tensors):
         return reference(x, weight, *args, **kwargs)
-    if needs_grad(x, weight):
-        g = Geometry.of("conv_relu_pool2d", *args, **kwargs)
-        check("conv_relu_pool2d", x, weight, g)
-        return ConvReLUPoolFunction.apply(REGISTERED, x, weight, g, False, "")[0]
+    if needs_grad(*tensors):
+        g, residual = checked("conv_relu_pool2d", x, weight, *args, **kwargs)
+        return ConvReLUPoolFunction.apply(REGISTERED, x, weight, g, False, "", residual)[0]
     if x.is_cuda:
         _tf32.follow()
     with below_autograd():
@@ -160,12 +193,12 @@ def autograd(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -
 def _forward_autograd(
     x: torch.Tensor, weight: torch.Tensor, *args: Any, need_code: bool, units: str, **kwargs: Any
 ) -> Tensors3:
-    if transforms_active(x, weight):
+    tensors = (x, weight, residual_of(args, kwargs))
+    if transforms_active(*tensors):
         return _forward_op(x, weight, *args, need_code=need_code, units=units, **kwargs)
-    if needs_grad(x, weight):
-        g = Geometry.of("_conv_relu_pool2d_forward", *args, **kwargs)
-        check("_conv_relu_pool2d_forward", x, weight, g, units)
-        return ConvReLUPoolFunction.apply(REGISTERED, x, weight, g, need_code, units)
+    if needs_grad(*tensors):
+        g, residual = checked("_conv_relu_pool2d_forward", x, weight, *args, units=units, **kwargs)
+        return ConvReLUPoolFunction.apply(REGISTERED, x, weight, g, need_code, units, residual)
     return REGISTERED.forward(x, weight, *args, need_code=need_code, units=units, **kwargs)
 
 
@@ -201,10 +234,14 @@ def fold_batch(
     **kwargs: Any,
 ) -> Any:
     """Batched inputs become a larger N; batched weights are looped over."""
-    if in_dims[1] is not None:
+    if in_dims[1] is not None or in_dims[0] is None:
         return vmap_by_loop(name)(info, in_dims, x, weight, *args, **kwargs)
     x = x.movedim(in_dims[0], 0)  # [B, N, C, H, W] or [B, C, H, W]
     batched = x.dim() == 5
+    if len(args) > 4 and args[4] is not None:
+        residual, dim = args[4], in_dims[6]
+        many = residual.expand(x.shape[0], *residual.shape) if dim is None else residual.movedim(dim, 0)
+        args = (*args[:4], many.flatten(0, 1) if batched else many)
     out = getattr(torch.ops.zb, name)(x.flatten(0, 1) if batched else x, weight, *args, **kwargs)
     if isinstance(out, torch.Tensor):
         return out.unflatten(0, x.shape[:2]) if batched else out, 0
@@ -324,8 +361,10 @@ def conv_relu_pool2d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     negative_slope: float = 0.0,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``pool(act(conv2d(x, weight, None, …)))`` in one pass (equation 1 of the zero-bias paper, one layer of it).
+    """``pool(act(conv2d(x, weight, None, …) + residual))`` in one pass (equation 1 of the zero-bias paper, one layer
+    of it).
 
     The arguments mean what they mean in ``F.conv2d``, ``F.max_pool2d`` and ``F.avg_pool2d``. The un-pooled map
     is never kept: training saves one byte (a position) for each pooled output.
@@ -336,6 +375,9 @@ def conv_relu_pool2d(
         padding: an int, two ints, ``"same"`` or ``"valid"``.
         pool: ``"max"``, ``"avg"`` or ``"none"``.
         negative_slope: of the activation, in [0, 1]; 0 is ReLU.
+        residual: what is added before the activation, as where a residual block ends: of the un-pooled map's shape
+            [N, K, H1, W1] (or [K, H1, W1]), of x's dtype and device, any strides; nothing is broadcast. Where it wants
+            a gradient and there is no pool, training keeps y too, as torch's ReLU does.
 
     Returns:
         [N, K, P, Q] (or [K, P, Q]) of x's dtype, channels_last where x is. NaN passes through ReLU and pool.
@@ -354,7 +396,9 @@ def conv_relu_pool2d(
     if not torch.compiler.is_dynamo_compiling() and _backend.chooses_freely():
         values = (stride, padding, dilation, groups, pool, pool_kernel, pool_stride, pool_padding, ceil_mode)
         key = _small_calls.key_of(x, weight, (*values, count_include_pad, negative_slope))
-        if key is not None and (y := _small_calls.run(key, x, weight)) is not None:
+        if residual is not None:
+            key = _small_calls.with_residual(key, residual)
+        if key is not None and (y := _small_calls.run(key, x, weight, residual)) is not None:
             return y
     x, weight, g = normalise(
         "conv_relu_pool2d",
@@ -373,30 +417,53 @@ def conv_relu_pool2d(
         count_include_pad=count_include_pad,
         negative_slope=negative_slope,
     )
+    if residual is not None:
+        residual = normalise_residual("conv_relu_pool2d", x, weight, residual, g)
+        if not torch.compiler.is_dynamo_compiling() and _choice.watched.get():
+            return by_steps(x, weight, g, residual)
     if x.is_cuda and not torch.compiler.is_compiling():
         _tf32.follow()
-    kernel = _backend.choose_kernel(OP, x, weight, g, "")
+    kernel = _backend.choose_kernel(OP, x, weight, g, "", *kind_of(residual))
     if kernel is not None:
-        return run_passes(kernel.run, x, weight, g, "")[0]
+        return run_passes(kernel.run, x, weight, g, "", residual)[0]
     if key is not None:
-        return _small_calls.keep(key, partial(call_op, x, weight, g))
-    return call_op(x, weight, g)
+        return _small_calls.keep(key, partial(call_op, x, weight, g, residual), residual is not None)
+    return call_op(x, weight, g, residual)
 
 
-def call_op(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> torch.Tensor:
-    y: torch.Tensor = torch.ops.zb.conv_relu_pool2d(x, weight, *g.conv_args(), **g.pool_kwargs())
+def call_op(x: torch.Tensor, weight: torch.Tensor, g: Geometry, residual: Residual) -> torch.Tensor:
+    added = () if residual is None else (residual,)
+    y: torch.Tensor = torch.ops.zb.conv_relu_pool2d(x, weight, *g.conv_args(), *added, **g.pool_kwargs())
     return y
 
 
+def normalise_residual(
+    op: str, x: torch.Tensor, weight: torch.Tensor, residual: Any, g: Geometry
+) -> torch.Tensor:
+    """The residual of a public call, of which :func:`normalise` has taken the rest: by autocast, and checked."""
+    residual = autocast_operands(residual)[0]
+    check_residual(op, x, weight, residual, g)
+    return residual
+
+
+def kind_of(residual: Residual) -> tuple[bool, ...]:
+    """What the choice of a kernel has to know of a residual, can be hashed: () for none, else whether it wants a
+    gradient."""
+    return () if residual is None else (needs_grad(residual),)
+
+
 def spread(
-    x: torch.Tensor, weight: torch.Tensor, g: Geometry, units: str
+    x: torch.Tensor, weight: torch.Tensor, g: Geometry, units: str, residual_wants_grad: bool | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the kernels' ``can_run``."""
-    return (x, weight, *g.conv_args()), {
+    """The arguments of the kernels' ``can_run``; the last one here is :func:`kind_of`'s."""
+    kwargs = {
         **g.pool_kwargs(),
-        "need_code": needs_grad(x, weight),
+        "need_code": needs_grad(x, weight) or bool(residual_wants_grad),
         "units": units,
     }
+    if residual_wants_grad is not None:
+        kwargs["with_residual"] = True
+    return (x, weight, *g.conv_args()), kwargs
 
 
 def kernel_arguments(op: str, units: str) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -411,27 +478,43 @@ def kernel_arguments(op: str, units: str) -> Callable[..., tuple[tuple[Any, ...]
         groups: Any = 1,
         *,
         units: str = units,
+        residual: Any = None,
         **pool: Any,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         x, weight, g = normalise(op, x, weight, stride, padding, dilation, groups, units, **pool)
-        return spread(x, weight, g, units)
+        if residual is not None:
+            residual = normalise_residual(op, x, weight, residual, g)
+        return spread(x, weight, g, units, *kind_of(residual))
 
     return arguments
 
 
 def shape_class(
-    x: torch.Tensor, weight: torch.Tensor, *conv: Any, need_code: bool, units: str, **pool: Any
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *conv: Any,
+    need_code: bool,
+    units: str,
+    with_residual: bool = False,
+    **pool: Any,
 ) -> str:
     """The class of a call; with signatures one for every batch, memory format and training: a pattern depends on
     none of these."""
     g = Geometry(*conv, **pool)
+    added = " residual" if with_residual else ""
     if units:
-        return f"{conv_class(x, weight, g, batch=False)} {units}"
-    return conv_class(x, weight, g) + layout_class(x) + (" train" if need_code else "")
+        return f"{conv_class(x, weight, g, batch=False)}{added} {units}"
+    return conv_class(x, weight, g) + added + layout_class(x) + (" train" if need_code else "")
 
 
 def cpu_kernel(
-    x: torch.Tensor, weight: torch.Tensor, *conv: Any, need_code: bool, units: str, **pool: Any
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *conv: Any,
+    need_code: bool,
+    units: str,
+    with_residual: bool = False,
+    **pool: Any,
 ) -> str:
     """Which kernel of the CPU library the forward pass takes."""
     g = Geometry(*conv, **pool)
@@ -458,6 +541,20 @@ KERNELS = (
 )
 
 
+def _forward_can_run(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    residual: Residual = None,
+    **kwargs: Any,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    added = {} if residual is None else {"with_residual": True}
+    return (x, weight, stride, padding, dilation, groups), {**kwargs, **added}
+
+
 def _backward_can_run(
     grad: torch.Tensor,
     x: torch.Tensor,
@@ -472,7 +569,12 @@ def _backward_can_run(
 
 
 _forward_on = opaque_kernels(
-    "conv_relu_pool2d", KERNELS, FORWARD_SCHEMA, _forward_fake, run=lambda passes: passes.forward
+    "conv_relu_pool2d",
+    KERNELS,
+    FORWARD_SCHEMA,
+    _forward_fake,
+    run=lambda passes: passes.forward,
+    can_run_args=_forward_can_run,
 )
 _backward_on = opaque_kernels(
     "conv_relu_pool2d",
@@ -486,8 +588,10 @@ OPAQUE = {name: Passes(forward, _backward_on[name]) for name, forward in _forwar
 
 
 def _cuda_fallback(x: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    g = Geometry.of("conv_relu_pool2d", *args, **kwargs)
-    return triton_forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units="")[0]
+    g, residual = checked("conv_relu_pool2d", x, weight, *args, **kwargs)
+    return triton_forward(x, weight, *g.conv_args(), residual, **g.pool_kwargs(), need_code=False, units="")[
+        0
+    ]
 
 
 OP = Op(

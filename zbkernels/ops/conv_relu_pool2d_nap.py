@@ -11,16 +11,21 @@ from zbkernels.ops import _backend
 from zbkernels.ops._conv_autograd import REGISTERED, ConvReLUPoolFunction, run_passes
 from zbkernels.ops._conv_reference import Tensors2, forward_reference
 from zbkernels.ops._conv_samples import samples as plain_samples
-from zbkernels.ops._geometry import UNITS, Geometry, IntOrPair, check
+from zbkernels.ops._geometry import UNITS, IntOrPair
 from zbkernels.ops._op import Op, Sample, below_autograd, needs_grad, register, transforms_active
 from zbkernels.ops.conv_relu_pool2d import (
     KERNELS,
     OPAQUE,
+    Checked,
+    checked,
     cpu_kernel,
     empty_results,
     fold_batch,
     kernel_arguments,
+    kind_of,
     normalise,
+    normalise_residual,
+    residual_of,
     shape_class,
     spread,
     triton_forward,
@@ -29,28 +34,26 @@ from zbkernels.ops.conv_relu_pool2d import (
 NAME = "conv_relu_pool2d_nap"
 SCHEMA = (
     "conv_relu_pool2d_nap(Tensor x, Tensor weight, int[2] stride=1, int[2] padding=0, int[2] dilation=1, "
-    'int groups=1, *, str pool="max", int[2] pool_kernel=2, int[]? pool_stride=None, int[2] pool_padding=0, '
-    "bool ceil_mode=False, bool count_include_pad=True, float negative_slope=0.0, "
+    'int groups=1, Tensor? residual=None, *, str pool="max", int[2] pool_kernel=2, int[]? pool_stride=None, '
+    "int[2] pool_padding=0, bool ceil_mode=False, bool count_include_pad=True, float negative_slope=0.0, "
     'str units="relu") -> (Tensor, Tensor)'
 )
 
 
-def _checked(x: torch.Tensor, weight: torch.Tensor, units: str, *args: Any, **kwargs: Any) -> Geometry:
-    g = Geometry.of(NAME, *args, **kwargs)
-    check(NAME, x, weight, g, units or "(empty)")
-    return g
+def _checked(x: torch.Tensor, weight: torch.Tensor, units: str, *args: Any, **kwargs: Any) -> Checked:
+    return checked(NAME, x, weight, *args, units=units or "(empty)", **kwargs)
 
 
 def reference(
     x: torch.Tensor, weight: torch.Tensor, *args: Any, units: str = "relu", **kwargs: Any
 ) -> Tensors2:
-    g = _checked(x, weight, units, *args, **kwargs)
-    y, _, sig = forward_reference(x, weight, g, False, units)
+    g, residual = _checked(x, weight, units, *args, **kwargs)
+    y, _, sig = forward_reference(x, weight, g, False, units, residual)
     return y, sig
 
 
 def fake(x: torch.Tensor, weight: torch.Tensor, *args: Any, units: str = "relu", **kwargs: Any) -> Tensors2:
-    g = _checked(x, weight, units, *args, **kwargs)
+    g, _ = _checked(x, weight, units, *args, **kwargs)
     y, _, sig = empty_results(x, weight, g, False, units)
     return y, sig
 
@@ -62,11 +65,12 @@ def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
 def autograd(
     x: torch.Tensor, weight: torch.Tensor, *args: Any, units: str = "relu", **kwargs: Any
 ) -> Tensors2:
-    if transforms_active(x, weight):
+    tensors = (x, weight, residual_of(args, kwargs))
+    if transforms_active(*tensors):
         return reference(x, weight, *args, units=units, **kwargs)
-    if needs_grad(x, weight):
-        g = _checked(x, weight, units, *args, **kwargs)
-        y, _, sig = ConvReLUPoolFunction.apply(REGISTERED, x, weight, g, False, units)
+    if needs_grad(*tensors):
+        g, residual = _checked(x, weight, units, *args, **kwargs)
+        y, _, sig = ConvReLUPoolFunction.apply(REGISTERED, x, weight, g, False, units, residual)
         return y, sig
     with below_autograd():
         return torch.ops.zb.conv_relu_pool2d_nap(x, weight, *args, units=units, **kwargs)
@@ -96,6 +100,7 @@ def conv_relu_pool2d_nap(
     count_include_pad: bool = True,
     negative_slope: float = 0.0,
     units: str = "relu",
+    residual: torch.Tensor | None = None,
 ) -> Tensors2:
     """:func:`zbkernels.conv_relu_pool2d` with each input's signature (Definition 1 of the zero-bias paper).
 
@@ -135,18 +140,23 @@ def conv_relu_pool2d_nap(
         count_include_pad=count_include_pad,
         negative_slope=negative_slope,
     )
-    kernel = _backend.choose_kernel(OP, x, weight, g, units)
+    if residual is not None:
+        residual = normalise_residual(NAME, x, weight, residual, g)
+    kernel = _backend.choose_kernel(OP, x, weight, g, units, *kind_of(residual))
     if kernel is None:
-        return torch.ops.zb.conv_relu_pool2d_nap(x, weight, *g.conv_args(), **g.pool_kwargs(), units=units)
-    y, _, sig = run_passes(kernel.run, x, weight, g, units)
+        added = () if residual is None else (residual,)
+        kwargs = {**g.pool_kwargs(), "units": units}
+        return torch.ops.zb.conv_relu_pool2d_nap(x, weight, *g.conv_args(), *added, **kwargs)
+    y, _, sig = run_passes(kernel.run, x, weight, g, units, residual)
     return y, sig
 
 
 def _cuda_fallback(
     x: torch.Tensor, weight: torch.Tensor, *args: Any, units: str = "relu", **kwargs: Any
 ) -> Tensors2:
-    g = _checked(x, weight, units, *args, **kwargs)
-    y, _, sig = triton_forward(x, weight, *g.conv_args(), **g.pool_kwargs(), need_code=False, units=units)
+    g, residual = _checked(x, weight, units, *args, **kwargs)
+    kwargs = {**g.pool_kwargs(), "need_code": False, "units": units}
+    y, _, sig = triton_forward(x, weight, *g.conv_args(), residual, **kwargs)
     return y, sig
 
 

@@ -46,6 +46,7 @@ def can_run(
     negative_slope: float = 0.0,
     need_code: bool = False,
     units: str = "",
+    with_residual: bool = False,
 ) -> str | None:
     """None if `forward` and `backward` can run on these arguments, else the reason.
 
@@ -77,6 +78,7 @@ def forward(
     padding: Pair,
     dilation: Pair,
     groups: int,
+    residual: torch.Tensor | None = None,
     *,
     pool: str,
     pool_kernel: Pair,
@@ -88,12 +90,12 @@ def forward(
     need_code: bool,
     units: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """pool(act(conv2d(x, weight))) with what the backward needs and the sign pattern.
+    """pool(act(conv2d(x, weight) + residual)) with what the backward needs and the sign pattern.
 
-    x: [N, C, H, W] or [C, H, W], weight: [K, C/groups, R, S], one dtype of float32, float64, float16,
-    bfloat16, any strides. Products are accumulated in float32 (float64 for float64) and rounded to the dtype
-    before the activation; those of float32 are TF32 only in `conv_tiles`, where torch's switch for
-    convolutions allows it and no signature is asked for.
+    x: [N, C, H, W] or [C, H, W], weight: [K, C/groups, R, S], residual (or None): of the un-pooled map's shape, one
+    dtype of float32, float64, float16, bfloat16, any strides. Products are accumulated in float32 (float64 for
+    float64) and rounded to the dtype before the residual and the activation; those of float32 are TF32 only in
+    `conv_tiles`, where torch's switch for convolutions allows it and no signature is asked for.
     Returns
       y: [N, K, P, Q], channels_last where x is and not contiguous as well;
       code: with need_code, for max pooling uint8 (int32 for a window whose codes pass 255) of y's shape and
@@ -118,14 +120,15 @@ def forward(
     )
     batched = x.dim() == 4
     images = x if batched else x.unsqueeze(0)
+    added = residual if residual is None or batched else residual.unsqueeze(0)
     layout = memory_format(x)
     tf32 = x.dtype == torch.float32 and not units and _tf32.allowed("conv")
     of_map = (pool == "avg" and need_code) or (pool != "none" and units == "relu")
-    if of_map and not conv_tiles.packs_map(images, weight, g):
+    if of_map and (added is not None or not conv_tiles.packs_map(images, weight, g)):
         whole = g._replace(pool="none", pool_kernel=(1, 1), pool_stride=(1, 1), pool_padding=(0, 0))
         need_factor = need_code and pool == "avg"
         act, factor, sig = _fused(
-            images, weight, whole, layout, need_factor, "relu" if units == "relu" else "", tf32
+            images, weight, whole, layout, added, need_factor, "relu" if units == "relu" else "", tf32
         )
         y, code = _pool_map(act, g, layout, need_code and pool == "max")
         if need_factor:
@@ -133,7 +136,7 @@ def forward(
         if units == "output":
             sig = nap_pack.forward(y)
     else:
-        y, code, sig = _fused(images, weight, g, layout, need_code or units == "winner", units, tf32)
+        y, code, sig = _fused(images, weight, g, layout, added, need_code or units == "winner", units, tf32)
     if units == "winner":
         sig = winner_signature(y, code, g)
     if not need_code:
@@ -150,6 +153,7 @@ def _fused(
     weight: torch.Tensor,
     g: Geometry,
     layout: torch.memory_format,
+    residual: torch.Tensor | None,
     need_code: bool,
     units: str,
     tf32: bool,
@@ -159,15 +163,23 @@ def _fused(
     What isn't needed comes back as y itself, which stands in for it as the kernel's argument.
     """
     need_sig = units in ("relu", "output")
-    reason = conv_tiles.can_run(x, weight, g)
+    reason = conv_tiles.can_run(x, weight, g, residual is not None)
     note_kernel(f"triton: conv_relu_pool.forward ({'tiles' if reason is None else f'general: {reason}'})")
     if reason is None:
         map_sig = units == "relu" and g.pool != "none"
         output_sig = need_sig and not map_sig
         return conv_tiles.forward(
-            x, weight, g, layout, need_code=need_code, map_sig=map_sig, output_sig=output_sig, tf32=tf32
+            x,
+            weight,
+            g,
+            layout,
+            residual,
+            need_code=need_code,
+            map_sig=map_sig,
+            output_sig=output_sig,
+            tf32=tf32,
         )
-    return _general(x, weight, g, layout, need_code, need_sig)
+    return _general(x, weight, g, layout, residual, need_code, need_sig)
 
 
 def _general(
@@ -175,6 +187,7 @@ def _general(
     weight: torch.Tensor,
     g: Geometry,
     layout: torch.memory_format,
+    residual: torch.Tensor | None,
     need_code: bool,
     need_sig: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -214,6 +227,7 @@ def _general(
             ceil_div(rows, block_m) * column_blocks,
             x,
             weight,
+            y if residual is None else residual,
             y,
             code,
             planes.view(torch.int32) if pack_units else y,
@@ -233,6 +247,7 @@ def _general(
             S,
             *x.stride(),
             *weight.stride(),
+            *(y if residual is None else residual).stride(),
             *y.stride(),
             *g.stride,
             *g.padding,
@@ -243,6 +258,7 @@ def _general(
             POOL=g.pool,
             COUNT_PAD=g.count_include_pad,
             SLOPE=g.negative_slope,
+            ADDS=residual is not None,
             WANT_CODE=code is not y,
             UNIT_BITS=pack_units,
             FACTOR_BITS=pack_factor,

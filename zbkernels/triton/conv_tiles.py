@@ -27,8 +27,13 @@ _FAR = 2**30  # coordinates and distances within an image stay below: no sum of 
 _ORDER = {"fma": "adjacent", "mma": "spread", "wgmma": "spread", "tcgen05": "columns", "mfma": "columns"}
 
 
-def can_run(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> str | None:
-    """None if `forward` can run on x [N, C, H, W], weight and g, else why the general kernel takes them."""
+def can_run(x: torch.Tensor, weight: torch.Tensor, g: Geometry, adds: bool = False) -> str | None:
+    """None if `forward` can run on x [N, C, H, W], weight and g, else why the general kernel takes them.
+
+    adds: whether there is a residual.
+    """
+    if adds and g.pool != "none":
+        return "a residual before a pool"
     if x.dtype == torch.float64:
         return "float64 has no tiles here"
     K, group_in = weight.shape[:2]
@@ -120,6 +125,7 @@ def forward(
     weight: torch.Tensor,
     g: Geometry,
     layout: torch.memory_format,
+    residual: torch.Tensor | None,
     *,
     need_code: bool,
     map_sig: bool,
@@ -128,8 +134,8 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One launch: y, the code (see `conv_relu_pool.forward`), and a signature.
 
-    map_sig: of the un-pooled units, where `packs_map`. output_sig: of y. What isn't asked for comes back as y
-    itself.
+    residual: [N, K, P, Q] without a pool, else None; copied where its memory format is not y's. map_sig: of the
+    un-pooled units, where `packs_map`. output_sig: of y. What isn't asked for comes back as y itself.
     """
     from zbkernels.triton.kernels import conv_tiles
 
@@ -165,7 +171,7 @@ def forward(
     filters, _ = _chunks(weight, 1, (0, 0))
     product = Product(N * rows.per_image * positions, K // g.groups, group_in, R * S, g.groups)
     kind = product_kind(target_of(x.device), x.dtype, tf32)
-    config = _config(x, product, kind, g.pool, rows)
+    config = _config(x, product, kind, g.pool, rows, residual is not None)
     block = config.constants
     if y.numel() > 0:
         start(
@@ -173,6 +179,7 @@ def forward(
             ceil_div(product.rows, block["BLOCK_M"]) * g.groups * ceil_div(product.columns, block["BLOCK_N"]),
             pixels,
             filters.contiguous(),
+            y if residual is None else residual.contiguous(memory_format=layout),
             y,
             code,
             *(t if t is y else t.view(torch.int32) for t in (outputs, units, factors)),
@@ -200,6 +207,7 @@ def forward(
             *(1 if weight.shape[2 + d] == 1 else g.dilation[d] for d in (0, 1)),
             POOL=g.pool,
             SLOPE=g.negative_slope,
+            ADDS=residual is not None,
             WANT_CODE=code is not y,
             OUTPUT_BITS=rows.output_bits,
             UNIT_BITS=rows.unit_bits,
@@ -235,11 +243,12 @@ def _factor_code(factors: torch.Tensor, y: torch.Tensor, g: Geometry, map_size: 
     return factors[:, :, 0]
 
 
-def _config(x: torch.Tensor, product: Product, kind: str, pool: str, rows: _Rows) -> Config:
+def _config(x: torch.Tensor, product: Product, kind: str, pool: str, rows: _Rows, adds: bool) -> Config:
     """The tiles of one call. Speed depends on the product's sizes, the rows' only up to a factor of two."""
     windows_of_bits = pool != "none" and (rows.unit_bits or rows.factor_bits)
     words = f"K{product.columns} C{product.depth} g{product.groups} taps{product.taps} M2^{product.rows.bit_length()}"
     epilogue = f"{pool}{' bits' if rows.packs else ''}{' of the map' if windows_of_bits else ''}"
+    epilogue += " residual" if adds else ""
 
     def all_candidates() -> Sequence[Config]:
         return candidates(
@@ -247,9 +256,9 @@ def _config(x: torch.Tensor, product: Product, kind: str, pool: str, rows: _Rows
             kind,
             x.element_size(),
             product,
-            # a tile packs whole halves of words; four positions' bits take registers beside the values
+            # a tile packs whole halves of words; four positions' bits and a residual take registers beside the values
             least_rows=(32 if pool == "none" else 128) if rows.packs else 1,
-            most_sums=64 if windows_of_bits else 128,
+            most_sums=64 if windows_of_bits or adds else 128,
         )
 
     return choose("conv_relu_pool2d", x.device, x.dtype, f"{kind} {words} {epilogue}", all_candidates)

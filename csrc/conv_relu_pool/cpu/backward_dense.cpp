@@ -173,24 +173,31 @@ Tensor in_format(const Tensor& t, bool channels_last) {
   return same ? t : torch::stable::copy_(out, t);
 }
 
+Tensor gradient_of_map(const BackwardArgs& a) {
+  const Problem& p = a.p;
+  if (p.pool == Pool::kNone && p.slope == 1) return in_format(a.grad, p.x_channels_last);
+  const Tensor out = empty_on(a.x, {p.N, p.K, p.H1, p.W1}, p.dtype, p.x_channels_last);
+  switch (p.dtype) {
+    case ScalarType::Float:
+      expand<float>(a, out);
+      break;
+    case ScalarType::Double:
+      expand<double>(a, out);
+      break;
+    case ScalarType::Half:
+      expand<Half>(a, out);
+      break;
+    default:
+      expand<BFloat>(a, out);
+  }
+  return out;
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> backward_dense(const BackwardArgs& a) {
   const Problem& p = a.p;
-  const Tensor grad_pre = empty_on(a.x, {p.N, p.K, p.H1, p.W1}, p.dtype, p.x_channels_last);
-  switch (p.dtype) {
-    case ScalarType::Float:
-      expand<float>(a, grad_pre);
-      break;
-    case ScalarType::Double:
-      expand<double>(a, grad_pre);
-      break;
-    case ScalarType::Half:
-      expand<Half>(a, grad_pre);
-      break;
-    default:
-      expand<BFloat>(a, grad_pre);
-  }
+  const Tensor grad_pre = gradient_of_map(a);
   // torch 2.13 gives a wrong gradient of a grouped weight where the stride of a single image is not what its
   // format has.
   const bool plain = p.groups > 1;

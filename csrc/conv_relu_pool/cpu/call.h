@@ -43,7 +43,10 @@ struct Call {
   const void* x;
   const Unpool* unpool;  // null in a forward call
   const void* weight;
+  const void* residual;                // null where there is none
+  const Call* summed;                  // of whose sum this is the convolution (residual.h); else null
   int64_t x_strides[4], w_strides[4];  // N C H W and K C R S, in elements
+  int64_t r_strides[4];                // of the residual, N K H1 W1
   void* y;
   int64_t y_strides[4];  // N K P Q, in elements; `code` of max pooling has the same
   void* code;
@@ -69,6 +72,7 @@ struct Call {
   bool channels_innermost;               // of the weight; few pixels only
   int64_t weight_units, weight_bytes;    // packed weights: units of work, and size
   int64_t scratch_bytes;                 // of one thread
+  bool adds_planes;                      // the residual, when all tasks are done: see residual.h
   void* packed_weight;
 };
 
@@ -83,6 +87,7 @@ struct Kernels {
   void (*plan)(Call&);
   void (*pack)(const Call&, int64_t begin, int64_t end);  // of [0, weight_units)
   void (*run)(const Call&, int64_t task, void* scratch);
+  void (*add_planes)(const Call&, int64_t begin, int64_t end);  // of [0, N K), where adds_planes
 };
 
 inline int64_t task_count(const Call& c) {

@@ -150,6 +150,7 @@ void run_depthwise(const Call& c, const Task& t, Scratch& memory) {
         if (last) write_outputs<E>(c, pooled, s.runs, image, b);
       }
     }
+    finish_block<E, float>(c, t, i);
   }
 }
 

@@ -172,14 +172,14 @@ struct PairSums {
   }
 
   // Whether windows are taken in registers, so that the map is in no memory at all: 2x2, whole and apart, of
-  // sums that are one chain, where y alone is wanted.
+  // sums that are one chain, where y alone is wanted and nothing is added to them.
   static bool pools(const Call& c) {
     for (int d = 0; d < 2; ++d) {
       if (c.pool_kernel[d] != 2 || c.pool_padding[d] != 0 || 2 * c.out[d] > c.map[d]) return false;
       if (c.pool_stride[d] != 2 && c.out[d] > 1) return false;
     }
     const int64_t pairs = pair_counts(c).pairs;
-    return rounds_last(c) && c.pool == Pooling::kMax && chain_channels(c, pairs) >= pairs;
+    return rounds_last(c) && !c.residual && c.pool == Pooling::kMax && chain_channels(c, pairs) >= pairs;
   }
 
   static void block(const Call& c, const Block& b, const Slab<float>& slab, Range images,

@@ -3,6 +3,7 @@
 
 #include "conv_relu_pool/cpu/bits.h"
 #include "conv_relu_pool/cpu/lanes.h"
+#include "conv_relu_pool/cpu/residual.h"
 
 namespace zb::conv_relu_pool::cpu {
 namespace {
@@ -14,33 +15,25 @@ ZB_INLINE bool rounds_last(const Call& c) {
          (c.slope == 0 || c.slope == 1);
 }
 
-// Rounds to the element type, as a convolution that returns a tensor does, then applies the activation.
-// Max pooling at slope 0 in float32 or float64 needs neither: the largest value's activation is what counts.
+// Adds the residual, rounds to the element type and applies the activation. Max pooling at slope 0 in float32
+// or float64 needs no activation here: the largest value's is what counts.
 template <class E, class T>
-void activate(const Call& c, const Map<T>& map) {
+void activate(const Call& c, const Map<T>& map, int64_t image, const Block& b) {
   using V = Vec<T>;
   constexpr bool rounds = sizeof(E) != sizeof(T);
+  if (c.residual) add_residual<E>(c, map, image, b);
   if (rounds_last(c)) return;
   if (!rounds && (c.slope == 1 || (c.slope == 0 && c.pool == Pooling::kMax))) return;
   const bool act = !(c.slope == 0 && c.pool == Pooling::kMax);
   const typename V::reg slope = V::set1(static_cast<T>(c.slope));
-  const auto round = [](typename V::reg v) {
-    if constexpr (rounds) {
-      E narrow[V::n];
-      store_as(narrow, v);
-      return load_as(narrow);
-    } else {
-      return v;
-    }
-  };
   for (int64_t h = 0; h < map.rows.size(); ++h) {
     T* at = map.data + h * map.row_pitch;
     for (int64_t i = 0; i < map.columns.size() * 2; ++i, at += V::n) {
-      typename V::reg v = round(V::load(at));
+      typename V::reg v = rounded<E, T>(V::load(at));
       if (act && c.slope == 0) {
         v = V::relu(v);
       } else if (act) {
-        v = V::choose(V::gt(v, V::zero()), v, round(V::mul(v, slope)));
+        v = V::choose(V::gt(v, V::zero()), v, rounded<E, T>(V::mul(v, slope)));
       }
       V::store(at, v);
     }
@@ -208,7 +201,7 @@ void pool_rows(const Call& c, const Map<T>& map, const Pooled<T>& pooled, const 
 template <class E, class T>
 void after_convolution(const Call& c, const Map<T>& map, const Pooled<T>& pooled, Runs<T>& runs,
                        int64_t image, const Block& b, bool last) {
-  activate<E>(c, map);
+  activate<E>(c, map, image, b);
   write_map_bits(c, map, runs, image, b, last);
   pool_rows(c, map, pooled, b);
 }

@@ -185,6 +185,7 @@ void run_few_pixels(const Call& c, const Task& t, Scratch& memory) {
       after_convolution<float>(c, map, pooled, s.runs, image, b, true);
       write_outputs<float>(c, pooled, s.runs, image, b);
     }
+    finish_block<float, float>(c, t, i);
   }
 }
 

@@ -15,7 +15,8 @@
 namespace zb::conv_relu_pool::cpu {
 namespace {
 
-Call make_call(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out) {
+Call make_call(const Problem& p, const Tensor& x, const Tensor& weight, const Tensor* residual,
+               Outputs& out) {
   Call c{};
   c.N = p.N, c.C = p.C, c.K = p.K, c.Cg = p.Cg, c.Kg = p.Kg, c.groups = p.groups;
   const int64_t in[2] = {p.H, p.W}, kernel[2] = {p.R, p.S}, map[2] = {p.H1, p.W1}, result[2] = {p.P, p.Q};
@@ -36,7 +37,10 @@ Call make_call(const Problem& p, const Tensor& x, const Tensor& weight, Outputs&
   c.highest = highest_precision() || p.units != Units::kNone;
   c.element = element_of(p.dtype);
   c.x = x.data_ptr(), c.weight = weight.data_ptr(), c.y = out.y.data_ptr();
-  for (int i = 0; i < 4; ++i) c.x_strides[i] = p.x_strides[i], c.w_strides[i] = p.w_strides[i];
+  c.residual = residual ? residual->data_ptr() : nullptr;
+  for (int i = 0; i < 4; ++i) {
+    c.x_strides[i] = p.x_strides[i], c.w_strides[i] = p.w_strides[i], c.r_strides[i] = p.r_strides[i];
+  }
   const int64_t plane = p.P * p.Q;
   c.y_strides[0] = p.K * plane;
   c.y_strides[1] = p.x_channels_last ? 1 : plane;
@@ -80,8 +84,8 @@ Call unpooled(Element element, int64_t C, int64_t K, int64_t groups, const int64
 
 }  // namespace
 
-void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out) {
-  Call call = make_call(p, x, weight, out);
+void forward(const Problem& p, const Tensor& x, const Tensor& weight, const Tensor* residual, Outputs& out) {
+  Call call = make_call(p, x, weight, residual, out);
   // Tasks share words of the bit formats, so bits are added to zeros.
   if (call.sig) std::memset(call.sig, 0, static_cast<size_t>(out.sig.numel()) * 8);
   if (call.code_kind == CodeKind::kBits) std::memset(call.code, 0, static_cast<size_t>(out.code.numel()) * 8);

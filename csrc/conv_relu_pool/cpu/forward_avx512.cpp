@@ -13,7 +13,8 @@ const Kernels kAvx512Kernels = {"direct avx512",
                                 "backward winograd avx512",
                                 &plan_call,
                                 &pack_weights,
-                                &run_task};
+                                &run_task,
+                                &add_planes};
 
 }  // namespace zb::conv_relu_pool::cpu
 #endif

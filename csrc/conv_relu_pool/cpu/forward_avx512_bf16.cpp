@@ -24,7 +24,9 @@ bool pairs_are_faster(const Call& c) {
 
 void plan(Call& c) {
   kAvx512Kernels.plan(c);
-  if (pairs_are_faster(c)) plan_pairs(c);
+  if (!pairs_are_faster(c)) return;
+  plan_pairs(c);
+  plan_residual(c);
 }
 
 void pack(const Call& c, int64_t begin, int64_t end) {
@@ -33,11 +35,17 @@ void pack(const Call& c, int64_t begin, int64_t end) {
 
 void run(const Call& c, int64_t task, void* scratch) {
   if (c.algorithm != Algorithm::kDirectPairs) return kAvx512Kernels.run(c, task, scratch);
-  Scratch memory{static_cast<char*>(scratch), 0};
   const Task t = task_at(c, task);
+  if (adds_to_outputs(c)) {
+    run(without_residual(c), task, scratch);
+    return finish_task<BFloat, float>(c, t);
+  }
+  Scratch memory{static_cast<char*>(scratch), 0};
   const DirectScratch<float> s = direct_scratch<float>(c, memory);
   PairSums::pools(c) ? run_pooled_pairs(c, t, s) : run_direct<BFloat, float, PairSums>(c, t, s);
 }
+
+void add(const Call& c, int64_t begin, int64_t end) { kAvx512Kernels.add_planes(c, begin, end); }
 
 }  // namespace
 
@@ -50,7 +58,8 @@ const Kernels kAvx512Bf16Kernels = {"direct avx512",
                                     "backward winograd avx512",
                                     &plan,
                                     &pack,
-                                    &run};
+                                    &run,
+                                    &add};
 
 }  // namespace zb::conv_relu_pool::cpu
 #endif

@@ -8,6 +8,7 @@
 //   winograd.h       the same for filters from 2x2 to 7x7 with fewer multiplications
 //   winograd_few.h   the same for first layers, of few channels
 //   few_pixels.h     direct sums where weights are read more often than used
+//   residual.h       what is added before the activation
 //   epilogue.h       activation, pooling, codes, signatures, y
 #pragma once
 
@@ -55,6 +56,10 @@ void pack_as(const Call& c, int64_t begin, int64_t end) {
 template <class E, class T>
 void run_as(const Call& c, int64_t i, void* scratch) {
   const Task t = task_at(c, i);
+  if (adds_to_outputs(c)) {
+    run_as<E, T>(without_residual(c), i, scratch);
+    return finish_task<E, T>(c, t);
+  }
   Scratch memory{static_cast<char*>(scratch), 0};
   if (c.algorithm == Algorithm::kWinograd) {
     if constexpr (sizeof(T) == 4) c.few ? run_few_channels<E>(c, t, memory) : run_winograd<E>(c, t, memory);
@@ -72,6 +77,14 @@ void plan_call(Call& c) {
   : c.element == Element::kHalf   ? plan_as<Half, float>(c)
   : c.element == Element::kBFloat ? plan_as<BFloat, float>(c)
                                   : plan_as<float, float>(c);
+  plan_residual(c);
+}
+
+void add_planes(const Call& c, int64_t begin, int64_t end) {
+  c.element == Element::kDouble   ? finish_planes<double, double>(c, begin, end)
+  : c.element == Element::kHalf   ? finish_planes<Half, float>(c, begin, end)
+  : c.element == Element::kBFloat ? finish_planes<BFloat, float>(c, begin, end)
+                                  : finish_planes<float, float>(c, begin, end);
 }
 
 void pack_weights(const Call& c, int64_t begin, int64_t end) {

@@ -12,6 +12,7 @@ const Kernels kPortableKernels = {"direct portable",
                                   "backward winograd portable",
                                   &plan_call,
                                   &pack_weights,
-                                  &run_task};
+                                  &run_task,
+                                  &add_planes};
 
 }  // namespace zb::conv_relu_pool::cpu

@@ -9,7 +9,7 @@
 namespace zb::conv_relu_pool::cpu {
 
 // Fills out.y, out.code and out.sig as far as the problem asks for them; x is not empty.
-void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out);
+void forward(const Problem& p, const Tensor& x, const Tensor& weight, const Tensor* residual, Outputs& out);
 
 // (grad_x, grad_weight); an output that is not wanted is an empty [0] tensor of x's dtype.
 std::tuple<Tensor, Tensor> backward(const Problem& p, const Tensor& grad, const Tensor& x,

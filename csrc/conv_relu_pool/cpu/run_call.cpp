@@ -1,5 +1,7 @@
 #include "conv_relu_pool/cpu/run_call.h"
 
+#include <algorithm>
+
 #include "common/cpu_capability.h"
 #include "common/parallel.h"
 #include "conv_relu_pool/cpu/packed_weights.h"
@@ -48,6 +50,11 @@ void run_call(const Kernels& kernels, Call& call, bool keep_weights) {
     scratch.release();
   });
   weights.release();
+  if (call.adds_planes) {
+    const int64_t planes = call.N * call.K, pieces = std::min(planes, 4 * call.threads);
+    parallel_tasks(
+        pieces, [&](int64_t i) { kernels.add_planes(call, planes * i / pieces, planes * (i + 1) / pieces); });
+  }
 }
 
 }  // namespace zb::conv_relu_pool::cpu

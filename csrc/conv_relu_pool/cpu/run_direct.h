@@ -45,7 +45,7 @@ void run_direct(const Call& c, const Task& t, DirectScratch<T> s) {
         for (int64_t image = images.begin; image < images.end; ++image) {
           const bool last = rows.end == t.rows.end;
           if (c.pool == Pooling::kNone) {  // the map is what is written
-            activate<E>(c, s.maps[image]);
+            activate<E>(c, s.maps[image], t.images.begin + image, b);
             write_map_bits(c, s.maps[image], s.runs, t.images.begin + image, b, last);
             const Pooled<T> as_it_is{s.maps[image].data, s.position, rows, t.columns};
             write_outputs<E>(c, as_it_is, s.runs, t.images.begin + image, b);
@@ -56,6 +56,7 @@ void run_direct(const Call& c, const Task& t, DirectScratch<T> s) {
         }
       }
     }
+    finish_block<E, T>(c, t, i);
   }
 }
 

@@ -12,6 +12,20 @@ namespace {
 
 thread_local void* wanted = nullptr;
 
+int run_kept(const void* kept, const void* x, const void* weight, const void* residual, void* y) {
+  Call call;
+  std::memcpy(&call, kept, sizeof(call));
+  call.x = x, call.weight = weight, call.residual = residual, call.y = y;
+  call.highest = highest_precision();
+  call.threads = thread_count();
+  try {
+    run_forward(call);
+  } catch (const std::exception&) {
+    return 0;  // out of memory: the op itself says so
+  }
+  return 1;
+}
+
 }  // namespace
 
 void keep_call(const Call& call) {
@@ -29,19 +43,13 @@ ZB_EXPORT int64_t zb_cpu_call_bytes() { return sizeof(zb::conv_relu_pool::cpu::C
 // back.
 ZB_EXPORT void zb_cpu_keep_next_call(void* to) { zb::conv_relu_pool::cpu::wanted = to; }
 
-// Runs a kept call of pool(act(conv)) alone (no code, no signature) on other tensors of the same layout.
-// Returns 0 where it could not: then nothing but `y` was written.
+// Run a kept call of pool(act(conv)) alone (no code, no signature) on other tensors of the same layout; the
+// second one where it was kept with a residual. They return 0 where they could not: then nothing but `y` was
+// written.
 ZB_EXPORT int zb_cpu_run_kept_call(const void* kept, const void* x, const void* weight, void* y) {
-  using namespace zb::conv_relu_pool::cpu;
-  Call call;
-  std::memcpy(&call, kept, sizeof(call));
-  call.x = x, call.weight = weight, call.y = y;
-  call.highest = zb::highest_precision();
-  call.threads = zb::thread_count();
-  try {
-    run_forward(call);
-  } catch (const std::exception&) {
-    return 0;  // out of memory: the op itself says so
-  }
-  return 1;
+  return zb::conv_relu_pool::cpu::run_kept(kept, x, weight, nullptr, y);
+}
+ZB_EXPORT int zb_cpu_run_kept_residual_call(const void* kept, const void* x, const void* weight,
+                                            const void* residual, void* y) {
+  return zb::conv_relu_pool::cpu::run_kept(kept, x, weight, residual, y);
 }

@@ -564,6 +564,7 @@ void run_winograd(const Call& c, const Task& t, Scratch& memory) {
       after_convolution<E>(c, map, pooled, s.runs, image, b, true);
       write_outputs<E>(c, pooled, s.runs, image, b);
     }
+    finish_block<E, float>(c, t, i);
   }
 }
 

@@ -160,6 +160,7 @@ inline bool pools_in_registers(const Call& c) {
 // What neither kernel does; nullptr where both can.
 inline const char* first_layers_refuse(const Call& c) {
   const Geometry& g = c.g;
+  if (c.residual) return "a residual";
   if (c.p.dtype == ScalarType::Double) return "float64";
   if (g.Cg > kFirstMostChannels) return "more than 4 input channels in a group";
   if (g.h.kernel > kFirstMostRows || g.h.stride > kFirstMostRowStride) {

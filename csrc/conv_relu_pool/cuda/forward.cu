@@ -8,7 +8,7 @@
 namespace zb::conv_relu_pool {
 namespace {
 
-void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& out) {
+void forward(const Problem& p, const Tensor& x, const Tensor& weight, const Tensor* residual, Outputs& out) {
   const cuda::Place place("conv_relu_pool2d", x, &weight);
   Sinks sinks{};
   sinks.unit_bits = p.unit_bits;
@@ -34,7 +34,7 @@ void forward(const Problem& p, const Tensor& x, const Tensor& weight, Outputs& o
     place.clear(out.code, out.code.numel() * 8);
   }
   const Geometry g = geometry_of(p);
-  const Call call{place, p, g, x, weight, out, sinks};
+  const Call call{place, p, g, x, weight, residual, out, sinks};
   note_refusals_from_here();
   for (const ForwardKernel* kernel :
        {&kFirstLayerTensorCore, &kFirstLayer, &kTensorCore, &kFmaTiles, &kGeneral}) {

@@ -34,14 +34,34 @@ ZB_DEVICE bool passes(A act, A slope) {
   return act > 0 || (slope == 0 && act != act);
 }
 
+// What is added to the map before it is activated; `from` is null where nothing is.
+template <class T>
+struct Added {
+  const T* from;
+  Strides at;  // of the un-pooled map
+
+  // pre and this, both of T, rounded to T.
+  ZB_DEVICE cuda::Sum<T> to(cuda::Sum<T> pre, int64_t offset) const {
+    return cuda::rounded<T>(pre + cuda::widen(from[offset]));
+  }
+};
+
 struct Call {
   const cuda::Place& place;
   const Problem& p;
   const Geometry& g;
   const Tensor &x, &weight;
+  const Tensor* residual;
   const Outputs& out;
   const Sinks& sinks;
 };
+
+template <class T>
+Added<T> added_in(const Call& c) {
+  if (!c.residual) return {};
+  const auto& s = c.p.r_strides;
+  return {cuda::read<T>(*c.residual), {s[0], s[1], s[2], s[3]}};
+}
 
 // One kernel: why it can't run a call (nullptr where it can), and how it is run.
 struct ForwardKernel {

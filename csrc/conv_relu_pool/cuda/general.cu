@@ -76,6 +76,17 @@ ZB_DEVICE void convolve(const Geometry& g, const T* __restrict__ x, const Stride
   for (int j = 0; j < LANES; ++j) pre[j] = cuda::rounded<T>(pre[j]);
 }
 
+// Adds the residual at a map position to what convolve gave.
+template <class T, int LANES>
+ZB_DEVICE void add_residual(const Added<T>& added, const Task<LANES>& task, int64_t row, int64_t column,
+                            Sum<T> (&pre)[LANES]) {
+  const int64_t first = task.n * added.at.n + task.k * added.at.c + row * added.at.h + column * added.at.w;
+#pragma unroll
+  for (int j = 0; j < LANES; ++j) {
+    if (j < task.channels) pre[j] = added.to(pre[j], first + j * added.at.c);
+  }
+}
+
 // Bits of up to 32 neighbouring map positions of one window row, for each channel.
 template <int LANES>
 struct RowBits {
@@ -104,11 +115,11 @@ struct RowBits {
   }
 };
 
-template <class T, int LANES>
+template <class T, int LANES, bool ADDS>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     windows(Geometry g, const T* __restrict__ x, Strides x_strides,
-            const Lanes<Sum<T>, LANES>* __restrict__ packed, T* __restrict__ y, Strides y_strides,
-            Sinks sinks) {
+            const Lanes<Sum<T>, LANES>* __restrict__ packed, Added<T> added, T* __restrict__ y,
+            Strides y_strides, Sinks sinks) {
   using A = Sum<T>;
   const A slope = static_cast<A>(g.slope);
   const int64_t plane = g.out_size(), taps = g.Cg * g.h.kernel * g.w.kernel;
@@ -137,6 +148,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         for (int64_t j = j_first; j < j_end; ++j) {
           A act[LANES];
           convolve<T, LANES>(g, image, x_strides, weight, top + i, left + j, act);
+          if constexpr (ADDS) add_residual<T, LANES>(added, task, top + i, left + j, act);
           const int position = static_cast<int>(i * g.w.window + j);
 #pragma unroll
           for (int l = 0; l < LANES; ++l) {
@@ -202,10 +214,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 }
 
 // The map bits of positions that lie in no window (the rest that floor leaves, or a stride above the kernel).
-template <class T, int LANES>
+template <class T, int LANES, bool ADDS>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     uncovered(Geometry g, const T* __restrict__ x, Strides x_strides,
-              const Lanes<Sum<T>, LANES>* __restrict__ packed, Sinks sinks) {
+              const Lanes<Sum<T>, LANES>* __restrict__ packed, Added<T> added, Sinks sinks) {
   const Sum<T> slope = static_cast<Sum<T>>(g.slope);
   const int64_t plane = g.map_size(), taps = g.Cg * g.h.kernel * g.w.kernel;
   const int64_t items = Task<LANES>::items(g, plane);
@@ -218,6 +230,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         g, x + task.n * x_strides.n + task.group * g.Cg * x_strides.c, x_strides,
         packed + (task.group * cuda::pieces(g.Kg, LANES) + (task.k - task.group * g.Kg) / LANES) * taps, row,
         column, act);
+    if constexpr (ADDS) add_residual<T, LANES>(added, task, row, column, act);
     RowBits<LANES> bits;
     bits.count = 1;
 #pragma unroll
@@ -230,15 +243,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-// Calls f(Type<T>{}, lanes) for the dtype and the number of output channels at hand.
+// Calls f(Type<T>{}, lanes, adds) for the dtype, the number of output channels and the residual at hand.
 template <class F>
 void dispatch_lanes(const Call& c, F&& f) {
   cuda::dispatch(c.p.dtype, [&](auto type) {
     constexpr int kLanes = sizeof(typename decltype(type)::type) == 8 ? 4 : 8;
+    const auto with = [&](auto lanes) {
+      c.residual ? f(type, lanes, std::true_type{}) : f(type, lanes, std::false_type{});
+    };
     if (c.p.Kg > kLanes / 2) {
-      f(type, std::integral_constant<int, kLanes>{});
+      with(std::integral_constant<int, kLanes>{});
     } else {
-      f(type, std::integral_constant<int, 1>{});
+      with(std::integral_constant<int, 1>{});
     }
   });
 }
@@ -257,14 +273,14 @@ Strides strides_of_x(const Call& c) {
 }
 
 void run(const Call& c) {
-  dispatch_lanes(c, [&](auto type, auto lanes) {
+  dispatch_lanes(c, [&](auto type, auto lanes, auto adds) {
     using T = typename decltype(type)::type;
     constexpr int kLanes = decltype(lanes)::value;
     const Tensor taps = taps_of<T, kLanes>(c);
-    cuda::launch(c.place, "conv_relu_pool windows", windows<T, kLanes>,
+    cuda::launch(c.place, "conv_relu_pool windows", windows<T, kLanes, decltype(adds)::value>,
                  Task<kLanes>::items(c.g, c.g.out_size()), kThreads, 0, c.g, cuda::read<T>(c.x),
                  strides_of_x(c), static_cast<const Lanes<Sum<T>, kLanes>*>(taps.const_data_ptr()),
-                 cuda::write<T>(c.out.y), strides_of(c.out.y), c.sinks);
+                 added_in<T>(c), cuda::write<T>(c.out.y), strides_of(c.out.y), c.sinks);
   });
   write_uncovered(c);
 }
@@ -274,13 +290,14 @@ void run(const Call& c) {
 void write_uncovered(const Call& c) {
   const bool wanted = c.p.pool != Pool::kNone && (c.sinks.map_sig || c.sinks.map_code);
   if (!wanted || (c.g.h.all_covered() && c.g.w.all_covered())) return;
-  dispatch_lanes(c, [&](auto type, auto lanes) {
+  dispatch_lanes(c, [&](auto type, auto lanes, auto adds) {
     using T = typename decltype(type)::type;
     constexpr int kLanes = decltype(lanes)::value;
     const Tensor taps = taps_of<T, kLanes>(c);
-    cuda::launch(c.place, "conv_relu_pool uncovered", uncovered<T, kLanes>,
+    cuda::launch(c.place, "conv_relu_pool uncovered", uncovered<T, kLanes, decltype(adds)::value>,
                  Task<kLanes>::items(c.g, c.g.map_size()), kThreads, 0, c.g, cuda::read<T>(c.x),
-                 strides_of_x(c), static_cast<const Lanes<Sum<T>, kLanes>*>(taps.const_data_ptr()), c.sinks);
+                 strides_of_x(c), static_cast<const Lanes<Sum<T>, kLanes>*>(taps.const_data_ptr()),
+                 added_in<T>(c), c.sinks);
   });
 }
 

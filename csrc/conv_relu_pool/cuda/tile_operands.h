@@ -141,6 +141,7 @@ inline const char* tiles_refuse(const Call& c) {
     };
     if (!two(g.h) || !two(g.w)) return "a pool that is not 2 by 2 with stride 2 and without padding";
     if (c.sinks.wide) return "codes of four bytes";
+    if (c.residual) return "a residual before a pool";
   }
   for (const Axis* a : {&g.h, &g.w}) {
     if (a->in + 2 * a->padding >= kMost || a->kernel * a->dilation >= kMost) return "an image too large";
@@ -156,7 +157,12 @@ void run_conv_tiles(const Call& c, const char* name, bool tf32) {
   const Strides ws{p.w_strides[0], p.w_strides[1], p.w_strides[2], p.w_strides[3]};
   const TileOperands o = tile_operands<T>(c.place, c.g, c.x, xs, c.weight, ws, tf32);
   write_uncovered(c);
-  run_tiles<T, Product>(c.place, name, o.in, c.g, c.sinks, cuda::write<T>(c.out.y), strides_of(c.out.y));
+  T* const y = cuda::write<T>(c.out.y);
+  if (c.residual) {
+    run_adding_tiles<T, Product>(c.place, name, o.in, c.g, c.sinks, added_in<T>(c), y, strides_of(c.out.y));
+  } else {
+    run_tiles<T, Product>(c.place, name, o.in, c.g, c.sinks, y, strides_of(c.out.y));
+  }
 }
 
 }  // namespace zb::conv_relu_pool

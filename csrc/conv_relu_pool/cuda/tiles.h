@@ -38,7 +38,7 @@ ZB_DEVICE int chunk_at(int row, int chunk) { return row * kRowBytes + ((chunk ^ 
 // What the epilogue knows of a pool window (of a map position, without a pool).
 struct Window {
   int64_t n, at;    // image and position in the plane; n < 0: there is none
-  int64_t y, code;  // where its results lie, channel 0 of all
+  int64_t y, code;  // where its results lie, channel 0 of all (in place of a code: where its residual does)
   float divisor;    // of average pooling
   uint32_t exists;  // bit dy·2 + dx: whether this position lies in the map
 };
@@ -301,8 +301,9 @@ Runs runs_of(const Geometry& g, const T* y, const Strides& s) {
   return dense && whole(g.out_size()) && whole(s.c) ? Runs::kWindows : Runs::kNone;
 }
 
-template <class T, int COLUMNS, bool POOLED>
+template <class T, int COLUMNS, bool POOLED, bool ADDS>
 struct TileOutput {
+  static_assert(!(POOLED && ADDS), "a residual is added where results are written, which are pooled by then");
   static constexpr int kWindows = POOLED ? kTileRows / 4 : kTileRows;
   static constexpr int kPitch = kWindows + 4;
   static constexpr int kStaged = kPassColumns * kPitch + kPassColumns / 8 * 4;
@@ -330,13 +331,12 @@ struct TileOutput {
   }
   ZB_DEVICE static int staged(int column, int window) { return staged(column / 8, column % 8, window); }
 
-  ZB_DEVICE void describe(const Geometry& g, const Sinks& sinks, const Strides& y,
-                          int64_t first_window) const {
+  // `c`: the strides of the code, or of the residual.
+  ZB_DEVICE void describe(const Geometry& g, const Strides& c, const Strides& y, int64_t first_window) const {
     const int i = static_cast<int>(threadIdx.x);
     if (i >= kWindows) return;
     const int64_t plane = g.out_size(), n = (first_window + i) / plane, at = (first_window + i) % plane;
     const int64_t p = at / g.w.out, q = at % g.w.out;
-    const Strides& c = sinks.code_strides;
     Window w{n < g.N ? n : -1, at, n * y.n + p * y.h + q * y.w, n * c.n + p * c.h + q * c.w, 1, 1};
     if (POOLED) {
       const bool below = 2 * p + 1 < g.h.map, beside = 2 * q + 1 < g.w.map;
@@ -351,7 +351,10 @@ struct TileOutput {
                      const float (&four)[4]) const {
     float act[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) act[j] = cuda::activate<T>(cuda::rounded<T>(four[j]), slope);
+    for (int j = 0; j < 4; ++j) {
+      act[j] = cuda::rounded<T>(four[j]);
+      if (!ADDS) act[j] = cuda::activate<T>(act[j], slope);
+    }
     if (!POOLED) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) values[staged(eighth, within, b * 32 + i + 8 * j)] = act[j];
@@ -391,10 +394,16 @@ struct TileOutput {
                   1u + (marks[at] & 3));
   }
 
+  // Adds the residual of channel k to one staged pre-activation, and activates it.
+  ZB_DEVICE void add(const Added<T>& added, float slope, int64_t k, int at, int window) const {
+    values[at] = cuda::activate<T>(added.to(values[at], windows[window].code + k * added.at.c), slope);
+  }
+
   // One result: channel k of all, staged at `column`.
-  ZB_DEVICE void write(const Geometry& g, const Sinks& sinks, float slope, T* y, const Strides& s, int64_t k,
-                       int column, int window) const {
+  ZB_DEVICE void write(const Geometry& g, const Sinks& sinks, const Added<T>& added, float slope, T* y,
+                       const Strides& s, int64_t k, int column, int window) const {
     const int at = staged(column, window);
+    if (ADDS) add(added, slope, k, at, window);
     y[windows[window].y + k * s.c] = cuda::narrow<T>(values[at]);
     if (!POOLED) return;
     if (sinks.position_code) {  // a 2×2 window's codes are bytes
@@ -406,9 +415,18 @@ struct TileOutput {
 
   // A run of results, from this one on; `down` and `beside` step from one to the next. Codes have the memory
   // format of y.
-  ZB_DEVICE void write_run(const Geometry& g, const Sinks& sinks, float slope, T* y, const Strides& s,
-                           int64_t k, int column, int window, int down, int beside) const {
+  ZB_DEVICE void write_run(const Geometry& g, const Sinks& sinks, const Added<T>& added, float slope, T* y,
+                           const Strides& s, int64_t k, int column, int window, int down, int beside) const {
     const int at = staged(column, window), step = down * kPitch + beside;
+    if (ADDS) {  // the residual lies in the same runs: see start_tiles
+      const auto more =
+          cuda::load_vector<cuda::Vector<T, kEach>>(added.from + windows[window].code + k * added.at.c);
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+        float& value = values[at + e * step];
+        value = cuda::activate<T>(cuda::rounded<T>(value + cuda::widen(more.v[e])), slope);
+      }
+    }
     cuda::Vector<T, kEach> run;
 #pragma unroll
     for (int e = 0; e < kEach; ++e) run.v[e] = cuda::narrow<T>(values[at + e * step]);
@@ -454,11 +472,12 @@ struct TileOutput {
 
 // --- the kernel ---------------------------------------------------------------------------------------
 
-template <class T, template <class, int> class Product, int COLUMNS, bool POOLED>
+template <class T, template <class, int> class Product, int COLUMNS, bool POOLED, bool ADDS>
 __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLUMNS>::kBlocksPerSm)
-    tiles(TileInput in, Geometry g, Sinks sinks, T* __restrict__ y, Strides y_strides, Runs runs) {
+    tiles(TileInput in, Geometry g, Sinks sinks, Added<T> added, T* __restrict__ y, Strides y_strides,
+          Runs runs) {
   using Multiply = Product<T, COLUMNS>;
-  using Out = TileOutput<T, COLUMNS, POOLED>;
+  using Out = TileOutput<T, COLUMNS, POOLED, ADDS>;
   constexpr int kThreads = Multiply::kThreads;
   constexpr int kBuffer = (kTileRows + COLUMNS) * kRowBytes;
   ZB_SHARED_MEMORY(unsigned char, shared);
@@ -474,7 +493,7 @@ __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLU
     const int64_t first_window = item / across / g.groups * Out::kWindows,
                   first_column = item % across * COLUMNS;
     TileLoader<kThreads, COLUMNS, POOLED> loader(in, g, group, first_window, first_column);
-    out.describe(g, sinks, y_strides, first_window);
+    out.describe(g, ADDS ? added.at : sinks.code_strides, y_strides, first_window);
     Multiply product;
     product.clear();
     sum_steps<kTileRows * kRowBytes, kBuffer>(shared, steps, loader, product);
@@ -502,11 +521,13 @@ __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLU
         if (!live(column, window)) continue;
         const int64_t k = group * g.Kg + channel(column);
         if (each_bits == 0) {
-          out.write(g, sinks, slope, y, y_strides, k, column, window);
+          out.write(g, sinks, added, slope, y, y_strides, k, column, window);
         } else {
-          out.write_run(g, sinks, slope, y, y_strides, k, column, window, along_channels, !along_channels);
+          out.write_run(g, sinks, added, slope, y, y_strides, k, column, window, along_channels,
+                        !along_channels);
         }
       }
+      if (ADDS) __syncthreads();  // what follows reads the sums
       if (sinks.output_sig || sinks.map_sig || sinks.map_code) {
         // Bits lie in NCHW order: a warp takes neighbouring positions, or channels where a plane is one
         // position.
@@ -544,15 +565,20 @@ __global__ void __launch_bounds__(Product<T, COLUMNS>::kThreads, Product<T, COLU
   }
 }
 
-template <class T, template <class, int> class Product, int COLUMNS, bool POOLED>
+template <class T, template <class, int> class Product, int COLUMNS, bool POOLED, bool ADDS = false>
 void start_tiles(const cuda::Place& place, const char* name, const TileInput& in, const Geometry& g,
-                 const Sinks& sinks, T* y, const Strides& y_strides) {
-  using Out = TileOutput<T, COLUMNS, POOLED>;
+                 const Sinks& sinks, T* y, const Strides& y_strides, const Added<T>& added = {}) {
+  using Out = TileOutput<T, COLUMNS, POOLED, ADDS>;
+  Runs runs = runs_of(g, y, y_strides);
+  if (ADDS && runs_of(g, added.from, added.at) != runs) runs = Runs::kNone;
   const int64_t items =
       g.groups * cuda::pieces(g.Kg, COLUMNS) * cuda::pieces(g.N * g.out_size(), Out::kWindows);
-  cuda::launch(place, name, tiles<T, Product, COLUMNS, POOLED>, items, Product<T, COLUMNS>::kThreads,
-               Out::shared_bytes(), in, g, sinks, y, y_strides, runs_of(g, y, y_strides));
+  cuda::launch(place, name, tiles<T, Product, COLUMNS, POOLED, ADDS>, items, Product<T, COLUMNS>::kThreads,
+               Out::shared_bytes(), in, g, sinks, added, y, y_strides, runs);
 }
+
+// Whether half of 128 columns would be empty.
+inline bool half_empty(const Geometry& g) { return (g.Kg - 1) % 128 < 64 && g.Kg < 256; }
 
 // Starts the kernel for the number of output channels and the pool at hand.
 template <class T, template <class, int> class Product>
@@ -561,8 +587,9 @@ void run_tiles(const cuda::Place& place, const char* name, const TileInput& in, 
   const auto start = [&](auto pooled) {
     constexpr bool kPooled = decltype(pooled)::value;
     if constexpr (Product<T, 64>::kMostColumns == 128) {
-      const bool half_empty = (g.Kg - 1) % 128 < 64 && g.Kg < 256;
-      if (!half_empty) return start_tiles<T, Product, 128, kPooled>(place, name, in, g, sinks, y, y_strides);
+      if (!half_empty(g)) {
+        return start_tiles<T, Product, 128, kPooled>(place, name, in, g, sinks, y, y_strides);
+      }
     }
     start_tiles<T, Product, 64, kPooled>(place, name, in, g, sinks, y, y_strides);
   };
@@ -571,6 +598,18 @@ void run_tiles(const cuda::Place& place, const char* name, const TileInput& in, 
   } else {
     start(std::true_type{});
   }
+}
+
+// The same of a convolution without a pool to which a residual is added.
+template <class T, template <class, int> class Product>
+void run_adding_tiles(const cuda::Place& place, const char* name, const TileInput& in, const Geometry& g,
+                      const Sinks& sinks, const Added<T>& added, T* y, const Strides& y_strides) {
+  if constexpr (Product<T, 64>::kMostColumns == 128) {
+    if (!half_empty(g)) {
+      return start_tiles<T, Product, 128, false, true>(place, name, in, g, sinks, y, y_strides, added);
+    }
+  }
+  start_tiles<T, Product, 64, false, true>(place, name, in, g, sinks, y, y_strides, added);
 }
 
 }  // namespace zb::conv_relu_pool

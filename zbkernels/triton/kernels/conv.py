@@ -22,6 +22,7 @@ from zbkernels.triton.kernels.pool import (
 def conv_act_pool_kernel(
     x,  # [N, C, H, W], any strides
     weight,  # [K, C/groups, R, S], any strides
+    residual,  # ADDS: [N, K, H1, W1], any strides
     y,  # [N, K, P, Q]
     code,  # WANT_CODE and max: strides of y
     unit_planes,  # UNIT_BITS: int32 halves [N, K, halves], bit = y > 0
@@ -47,6 +48,10 @@ def conv_act_pool_kernel(
     weight_c,
     weight_r,
     weight_s,
+    residual_n,
+    residual_k,
+    residual_h,
+    residual_w,
     y_n,
     y_k,
     y_p,
@@ -66,6 +71,7 @@ def conv_act_pool_kernel(
     POOL: tl.constexpr,
     COUNT_PAD: tl.constexpr,
     SLOPE: tl.constexpr,
+    ADDS: tl.constexpr,
     WANT_CODE: tl.constexpr,
     UNIT_BITS: tl.constexpr,
     FACTOR_BITS: tl.constexpr,
@@ -158,7 +164,13 @@ def conv_act_pool_kernel(
                             b_at += weight_c
                         tap += weight_s
                     filter_row += weight_r
-            value = activate(rounded(acc, DTYPE), SLOPE, DTYPE)
+            value = rounded(acc, DTYPE)
+            if ADDS:
+                at = n * residual_n + oh.to(tl.int64) * residual_h + ow.to(tl.int64) * residual_w
+                added = residual + at[:, None] + (k * residual_k)[None, :]
+                more = tl.load(added, mask=inside[:, None] & k_live[None, :], other=0.0)
+                value = rounded(value + widen(more, ACC), DTYPE)
+            value = activate(value, SLOPE, DTYPE)
             if POOL == "max":
                 best, winner = max_step(best, winner, value, inside[:, None], i * kernel_w + j)
             elif POOL == "avg":

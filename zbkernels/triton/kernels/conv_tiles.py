@@ -29,7 +29,7 @@ Ladder
 import triton
 import triton.language as tl
 
-from zbkernels.triton.kernels.bits import narrow, pack_rows
+from zbkernels.triton.kernels.bits import narrow, pack_rows, widen
 from zbkernels.triton.kernels.pool import activate, divide, max_code, max_step, place, rounded
 from zbkernels.triton.kernels.product import grouped, multiply
 
@@ -117,6 +117,7 @@ def passes(act, SLOPE: tl.constexpr):
 def conv_tiles_kernel(
     x,  # [N, H, W, groups * group_in], the channels dense; every pixel's begin at a multiple of 16 bytes
     weight,  # [K, R, S, group_in] contiguous
+    residual,  # ADDS (without a pool): shape and strides of y
     y,  # [N, K, P, Q], the positions of a plane at equal distances
     code,  # WANT_CODE: position codes, strides of y
     output_bits,  # OUTPUT_BITS (with a pool): int32 halves [N, K, halves] of the grid of windows, bit = y > 0
@@ -152,6 +153,7 @@ def conv_tiles_kernel(
     dilation_w,
     POOL: tl.constexpr,  # "max" and "avg" of 2×2 windows side by side, or "none"
     SLOPE: tl.constexpr,
+    ADDS: tl.constexpr,
     WANT_CODE: tl.constexpr,
     OUTPUT_BITS: tl.constexpr,
     UNIT_BITS: tl.constexpr,
@@ -239,7 +241,10 @@ def conv_tiles_kernel(
     kept = kept[:, None] & k_live[None, :]
     target = (n.to(tl.int64) * y_n + plane * y_q)[:, None] + (k * y_k)[None, :]
     if WINDOW == 1:
-        best = activate(rounded(tl.trans(acc) if ORDER == "columns" else acc, DTYPE), SLOPE, DTYPE)
+        best = rounded(tl.trans(acc) if ORDER == "columns" else acc, DTYPE)
+        if ADDS:
+            best = rounded(best + widen(tl.load(residual + target, mask=kept, other=0.0), tl.float32), DTYPE)
+        best = activate(best, SLOPE, DTYPE)
         if UNIT_BITS:
             store_bits(unit_bits, bit_live & (best > 0), tile_m, k, k_live, N, K, rows_per_image, 1, 0)
         if FACTOR_BITS:
