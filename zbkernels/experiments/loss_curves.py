@@ -1,7 +1,8 @@
 """Figure 5: training and test losses with and without bias, epoch by epoch, and how far apart they are.
 
 The curves of the fully connected network, the CNN and ResNet18 are those of Table 1's runs, which are made where they
-are missing; ResNet9, which Table 1 does not have, is trained here.
+are missing; ResNet9, which Table 1 does not have, is trained here. The results that come with the source serve too, as
+finished runs: ``docs/results/table1-mnist``, copied to ``<out>/table1-mnist-paper``, and Fashion's likewise.
 """
 
 from __future__ import annotations
