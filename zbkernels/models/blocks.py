@@ -7,13 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from zbkernels.nn import ConvReLUPool2d
+
 
 class ResidualBlock(nn.Module):
     """``relu(shortcut(x) + branch(x))``, or ``shortcut(relu(x)) + branch(relu(x))`` with ``pre_activation``.
 
     Args:
         branch: layers by name, in order. They become the block's own, as in torchvision's ResNets (``conv1``,
-            ``bn1``, …), so that a ``state_dict`` has the same keys.
+            ``bn1``, …), so that a ``state_dict`` has the same keys. Where the last one is a fused convolution, the sum and
+            the activation after it (a ReLU; with ``pre_activation`` none, so slope 1) are part of its pass.
         downsample: what makes the shortcut fit the branch; None: the shortcut is x itself (without the ReLU).
         pre_activation: the ReLU stands first.
     """
@@ -41,5 +44,8 @@ class ResidualBlock(nn.Module):
         shortcut = x if self.downsample is None else self.downsample(h)
         for name in self._inner:
             h = self.get_submodule(name)(h)
-        y = shortcut + self.get_submodule(self._last)(h)
+        last = self.get_submodule(self._last)
+        if isinstance(last, ConvReLUPool2d):
+            return last(h, residual=shortcut)
+        y = shortcut + last(h)
         return y if self.pre_activation else self.relu(y)

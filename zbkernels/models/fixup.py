@@ -70,10 +70,14 @@ class FixupConv2d(nn.Conv2d):
 
 
 class FixupConvReLU2d(ConvReLUPool2d):
-    """:class:`FixupConv2d` without shifts, and the ReLU after it (where there is one), as one op."""
+    """:class:`FixupConv2d` without shifts, and the ReLU after it, as one op.
+
+    Args:
+        relu: that ReLU belongs to the branch, so that a multiplier stands before it; else it follows the block's sum.
+    """
 
     def __init__(self, *arguments: Any, relu: bool, start_scale: float) -> None:
-        super().__init__(*arguments, pool="none", negative_slope=0.0 if relu else 1.0)
+        super().__init__(*arguments, pool="none")
         self.start_scale = start_scale
         self.multiplier = nn.Parameter(torch.ones(1))
         self.relu_multiplier = nn.Parameter(torch.ones(1)) if relu else None

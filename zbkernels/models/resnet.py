@@ -132,7 +132,8 @@ def _conv(
             layer = FixupConvReLU2d(*arguments, relu=relu, **factors)
         else:
             of = ConvReLUPool2d if style == "plain" else StandardizedConvReLU2d
-            layer = of(*arguments, pool="none", negative_slope=0.0 if relu else 1.0, **factors)
+            slope = 1.0 if style == "nf" and not relu else 0.0  # a normaliser-free block ends with its sum
+            layer = of(*arguments, pool="none", negative_slope=slope, **factors)
         return OrderedDict({f"conv{number}": layer})
     if style == "fixup":
         layer = FixupConv2d(*arguments, relu=relu, shift=bias, **factors)
