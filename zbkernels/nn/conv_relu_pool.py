@@ -86,19 +86,25 @@ class ConvReLUPool2d(nn.Module):
         """Draw the weight as ``nn.Conv2d`` does."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
+    def effective_weight(self) -> torch.Tensor:
+        """What x is convolved with; a layer that scales its weight first overrides this."""
+        return self.weight
+
     def _arguments(self) -> tuple[Any, ...]:
         return self.stride, self.padding, self.dilation, self.groups
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """``residual`` [N, K, H1, W1], of the un-pooled map's shape, is added before the activation."""
-        return conv_relu_pool2d(x, self.weight, *self._arguments(), **self.pool_arguments, residual=residual)
+        weight = self.effective_weight()
+        return conv_relu_pool2d(x, weight, *self._arguments(), **self.pool_arguments, residual=residual)
 
     def forward_nap(
         self, x: torch.Tensor, units: str = "relu", residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The result and each input's signature; see :func:`zbkernels.conv_relu_pool2d_nap`."""
+        weight = self.effective_weight()
         return conv_relu_pool2d_nap(
-            x, self.weight, *self._arguments(), **self.pool_arguments, units=units, residual=residual
+            x, weight, *self._arguments(), **self.pool_arguments, units=units, residual=residual
         )
 
     def extra_repr(self) -> str:
