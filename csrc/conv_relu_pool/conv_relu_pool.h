@@ -27,7 +27,7 @@ struct Problem {
   double slope;
   std::array<int64_t, 4> x_strides, w_strides;  // in elements, N C H W and K C R S
   bool x_channels_last, w_channels_last;        // the memory format of y (and grad_x), and of grad_weight
-  std::array<int64_t, 4> r_strides;  // of the residual [N, K, H1, W1], where there is one
+  std::array<int64_t, 4> r_strides;             // of the residual [N, K, H1, W1], where there is one
   ScalarType dtype;
   // what else the forward pass writes
   bool need_code;
