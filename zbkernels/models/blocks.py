@@ -15,8 +15,8 @@ class ResidualBlock(nn.Module):
 
     Args:
         branch: layers by name, in order. They become the block's own, as in torchvision's ResNets (``conv1``,
-            ``bn1``, …), so that a ``state_dict`` has the same keys. Where the last one is a fused convolution, the sum and
-            the activation after it (a ReLU; with ``pre_activation`` none, so slope 1) are part of its pass.
+            ``bn1``, …), so that a ``state_dict`` has the same keys. Where the last one is a fused convolution, the sum
+            and the activation after it (a ReLU; with ``pre_activation`` none, so slope 1) are part of its pass.
         downsample: what makes the shortcut fit the branch; None: the shortcut is x itself (without the ReLU).
         pre_activation: the ReLU stands first.
     """
