@@ -189,8 +189,9 @@ def test_which_layers_are_fused() -> None:
     block = model.layer2[0]
     kinds = [type(layer) for layer in (block.conv1, block.conv2, block.conv3, block.downsample[0])]
     assert kinds == [ConvReLUPool2d, ConvReLUPool2d, nn.Conv2d, nn.Conv2d]
-    last = build(ROWS["resnet18"], (3, 32, 32), 10).layer1[0].conv2
-    assert last.pool_arguments["negative_slope"] == 1.0
+    for name, slope in (("resnet18", 0.0), ("resnet18-fixup", 0.0), ("resnet18-nf", 1.0)):  # of the sum
+        last = build(ROWS[name], (3, 32, 32), 10).layer1[0].conv2
+        assert isinstance(last, ConvReLUPool2d) and last.pool_arguments["negative_slope"] == slope
     narrow = build(ROWS["resnet18-w16"], (3, 32, 32), 10)
     assert [type(narrow.get_submodule(f"layer{k}.1.conv2")) for k in (1, 2, 3, 4)] == [
         *(nn.Conv2d, nn.Conv2d),
