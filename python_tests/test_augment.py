@@ -130,9 +130,16 @@ def test_a_step_by_hand() -> None:
         ({"schedule": "step"}, "expected schedule to be one of constant, cosine, got 'step'"),
         ({"crop": "flip"}, "expected crop to be one of none, crop, crop-flip, got 'flip'"),
         ({"precision": "float16"}, "expected precision to be one of float32, bfloat16, got 'float16'"),
-        ({"mixup": -1.0}, "expected mixup ≥ 0, got -1.0"),
-        ({"weight_decay": float("nan")}, "expected weight_decay ≥ 0, got nan"),
+        ({"mixup": -1.0}, "expected mixup ≥ 0 and finite, got -1.0"),
+        ({"weight_decay": float("nan")}, "expected weight_decay ≥ 0 and finite, got nan"),
         ({"optimizer": "adam"}, "momentum is sgd's, got 0.9 with adam"),
+        ({"epochs": 0}, "expected epochs ≥ 1, got 0"),
+        ({"batch_size": 0}, "expected batch_size ≥ 1, got 0"),
+        ({"lr": -1.0}, "expected lr ≥ 0 and finite, got -1.0"),
+        ({"scalar_lr": math.nan}, "expected scalar_lr ≥ 0 and finite, got nan"),
+        ({"mixup": math.inf}, "expected mixup ≥ 0 and finite, got inf"),
+        ({"contrasts": (1.0, 0.0)}, r"expected contrasts > 0 and finite, got \(1.0, 0.0\)"),
+        ({"contrasts": (math.nan,)}, "expected contrasts > 0 and finite"),
     ],
 )
 def test_settings_that_cannot_be(change: dict, said: str) -> None:
@@ -307,3 +314,8 @@ def test_bfloat16_is_in_the_networks_pass_alone() -> None:
     one, two = (runs[precision][-1].train_loss for precision in runs)
     assert one != two
     assert one == pytest.approx(two, rel=0.01)
+
+
+def test_until_lies_within_the_schedule() -> None:
+    with pytest.raises(ValueError, match="train: expected until from 0 to 4 epochs, got 5"):
+        train(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), tiny_data(), EVERYTHING, until=5)

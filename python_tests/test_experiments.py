@@ -216,7 +216,8 @@ def test_a_run_of_one_kind_only_says_what_it_cannot_judge(tiny_preset: Path, tmp
         ({"device": "meta"}, "expected device auto, cpu or cuda"),
         ({"device": "cuda:99"}, "sees [0-9]+ CUDA devices"),
         ({"seeds": ()}, "got none"),
-        ({"seeds": (1, 1)}, "different seeds, 0 or larger, got 1,1"),
+        ({"seeds": (1, 1)}, "different seeds from 0 to 4294967295, got 1,1"),
+        ({"seeds": (1 << 32,)}, "different seeds from 0 to 4294967295, got 4294967296"),
         ({"seeds": (-1,)}, "got -1"),
         ({"variants": ("half-bias",)}, "no variant 'half-bias'; it has with-bias, without-bias"),
         ({"form": "molten"}, "unknown form 'molten'; known: fused, plain"),
@@ -552,3 +553,11 @@ def test_durations_are_readable() -> None:
         "1 h 0 min",
         "2 h 1 min",
     ]
+
+
+def test_a_refused_run_takes_nothing_away(tmp_path: Path) -> None:
+    folder = runner.run("table1-mnist", preset="smoke", out=tmp_path)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(ExperimentError, match="holds a run with other settings"):
+        runner.run("table1-mnist", preset="smoke", out=tmp_path, form="plain")
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before

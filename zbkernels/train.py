@@ -82,9 +82,14 @@ class TrainConfig:
                 raise ValueError(
                     f"TrainConfig: expected {name} to be one of {', '.join(known)}, got {value!r}"
                 )
-        for name in ("momentum", "weight_decay", "mixup"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"TrainConfig: expected {name} ≥ 0, got {getattr(self, name)}")
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"TrainConfig: expected {name} ≥ 1, got {getattr(self, name)}")
+        for name in ("lr", "scalar_lr", "momentum", "weight_decay", "mixup"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"TrainConfig: expected {name} ≥ 0 and finite, got {getattr(self, name)}")
+        if not all(0 < scalar < math.inf for scalar in self.contrasts):
+            raise ValueError(f"TrainConfig: expected contrasts > 0 and finite, got {self.contrasts}")
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"TrainConfig: momentum is sgd's, got {self.momentum} with {self.optimizer}")
 
@@ -142,8 +147,10 @@ def train(
         TrainingError: the checkpoint in ``folder`` belongs to another configuration.
         CheckpointError: the checkpoint in ``folder`` is broken.
         DistributedError: the ranks differ in data or checkpoint, or in what they draw.
-        ValueError: an unknown optimizer or memory format.
+        ValueError: an unknown optimizer or memory format, or ``until`` is beyond the epochs.
     """
+    if until is not None and not 0 <= until <= config.epochs:
+        raise ValueError(f"train: expected until from 0 to {config.epochs} epochs, got {until}")
     device = next(model.parameters()).device
     layout = memory_format(config.memory_format)
     model.to(memory_format=layout)  # type: ignore[call-overload]  # torch's stub lacks it

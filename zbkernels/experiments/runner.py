@@ -21,6 +21,7 @@ from zbkernels.train import PRECISIONS
 
 FORMS = ("fused", "plain")
 _TIMING = "timing.json"
+SEEDS = 1 << 32  # so many a generator tells apart, biases having their own above them
 
 
 def run(
@@ -76,14 +77,14 @@ def run(
 
 
 def run_in(experiment: Experiment, context: RunContext, time_epochs: bool = False) -> None:
-    """Run an experiment into the context's folder, whatever is there; in a team, as one of its ranks."""
+    """Run an experiment into the context's folder, whatever is there; in a team, as one of its ranks.
+
+    What an earlier run left there stays until this one has its metrics: a command that is refused half-way takes
+    nothing away.
+    """
     folder, settings, progress = context.folder, context.settings, context.progress
     folder.mkdir(parents=True, exist_ok=True)
-    if distributed.team().first:
-        (folder / "metrics.json").unlink(missing_ok=True)
-    write_json(
-        folder / "config.json", {"settings": _json(settings), "environment": environment(context.device)}
-    )
+    config = {"settings": _json(settings), "environment": environment(context.device)}
     started = time.perf_counter()
     with progress:
         metrics = experiment.run(context)
@@ -92,6 +93,9 @@ def run_in(experiment: Experiment, context: RunContext, time_epochs: bool = Fals
             write_json(timing_file, experiment.time_epochs(context))
         metrics["timing"] = read_json(timing_file) if timing_file.exists() else None
     progress.say(f"{folder}: done in {time.perf_counter() - started:.0f} s")
+    if distributed.team().first:
+        (folder / "metrics.json").unlink(missing_ok=True)
+    write_json(folder / "config.json", config)
     write_report(experiment, folder, metrics)
     write_json(folder / "metrics.json", metrics)  # last: its presence says that the run is finished
 
@@ -190,10 +194,9 @@ def settings_for(
     if precision != PRECISIONS[0] and not experiment.any_precision:
         raise ExperimentError(f"{experiment.name} trains in {PRECISIONS[0]} only, got {precision}")
     chosen = experiment.presets[preset].seeds if seeds is None else seeds
-    if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0:
-        raise ExperimentError(
-            f"expected different seeds, 0 or larger, got {','.join(map(str, chosen)) or 'none'}"
-        )
+    if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= SEEDS:
+        got = ",".join(map(str, chosen)) or "none"
+        raise ExperimentError(f"expected different seeds from 0 to {SEEDS - 1}, got {got}")
     if checkpoints and experiment.checkpoint_digest is None:
         raise ExperimentError(f"{experiment.name} takes no --checkpoint; zero-image does")
     digests = {
