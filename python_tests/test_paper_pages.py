@@ -1,0 +1,45 @@
+"""The pages of the papers say what the committed runs say, and name nothing that is not there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted((ROOT / "docs/papers").glob("*.md"))
+sys.path.insert(0, str(ROOT / "docs"))
+
+import paper_pages  # noqa: E402 - docs is no package
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_the_verdicts_of_the_runs(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == paper_pages.filled(text), "python docs/paper_pages.py mends it"
+    assert text.count("<!-- verdicts ") == text.count("<!-- end -->")
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "docs/results/README.md", ROOT / "README.md"], ids=lambda page: page.stem
+)
+def test_links_and_pictures_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_a_change_of_a_verdict_makes_a_page_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = "| claim of the paper | verdict | measured |\n| --- | --- | --- |\n| x | **holds** | 1 |\n"
+    report = tmp_path / "results/run/table.md"
+    report.parent.mkdir(parents=True)
+    report.write_text(f"# run\n\n## A\n\n{claims}")
+    monkeypatch.setattr(paper_pages, "DOCS", tmp_path)
+    page = paper_pages.filled("text\n<!-- verdicts run -->\n<!-- end -->\n")
+    assert claims in page and "**A**" not in page
+    report.write_text(f"# run\n\n## A\n\n{claims}\n## B\n\n{claims.replace('holds', 'does not hold')}")
+    again = paper_pages.filled(page)
+    assert "**A**" in again and "**B**" in again and "**does not hold**" in again
+    assert again == paper_pages.filled(again)
