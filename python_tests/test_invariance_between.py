@@ -149,5 +149,6 @@ def test_masks_are_finite_enough():
     scores = Middle(lambda t: (t[:, :, None] * torch.ones(16).to(t) + causal.to(t)).amax(2))
     assert check(scores).homogeneous
     assert not not_finite(torch.tensor([1.0, -torch.inf])) and not not_finite(torch.tensor([1, 2]))
+    assert not not_finite(torch.tensor([100.0, -torch.inf]).half())
     for bad in ([1.0, torch.inf], [1.0, torch.nan], [-torch.inf], [1e38, -torch.inf]):
         assert not_finite(torch.tensor(bad))

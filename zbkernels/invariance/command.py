@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from zbkernels.checkpoint import CheckpointError
 from zbkernels.data import DataError
 from zbkernels.experiments.runner import device_named
 from zbkernels.invariance.check import SCALARS, check_scalar_invariance
@@ -107,7 +108,7 @@ def _network(
             if "don't fit" not in str(error):
                 raise
             last = error
-        except DataError:
+        except (DataError, CheckpointError, OSError):
             raise
         except (Exception, SystemExit) as error:  # whatever a module, or its function, does
             raise NapError(f"{model}: cannot be made ({_reason(error)})") from error

@@ -8,7 +8,7 @@ from torch import nn
 from zbkernels.invariance.structure import Structure
 from zbkernels.invariance.watching import Source
 
-_FAR = 2.0**-20  # of the dtype's largest value: beyond, an infinity beside it is an overflow
+_FAR = 1 / 16  # of the dtype's largest value: beyond, an infinity beside it is an overflow
 
 
 def not_finite(t: torch.Tensor) -> bool:
@@ -22,7 +22,8 @@ def not_finite(t: torch.Tensor) -> bool:
 
 
 def refuse_not_finite(structure: Structure, model: nn.Module, dtype: torch.dtype) -> None:
-    """
+    """Refuse a network of whose outputs nothing can be told.
+
     Raises:
         ValueError: an output at scalar 1 is NaN or infinite, or is an integer or boolean made of what is.
     """
@@ -31,12 +32,11 @@ def refuse_not_finite(structure: Structure, model: nn.Module, dtype: torch.dtype
         if not (not_finite(degree.base) or any(not_finite(_result(structure, s)) for s in sources)):
             continue
         leads = sorted(structure.ancestors([source]))
-        first = next((i for i in leads if any(map(_nan, structure.operations[i].outputs))), None)
-        first = next((i for i in leads if any(map(not_finite, structure.operations[i].outputs))), first)
-        where = ""
-        if first is not None:
-            op = structure.operations[first]
-            where = f", first from {op.function} in '{op.path}' ({op.module})"
+        made = [
+            op for op in map(structure.operations.__getitem__, leads) if op.sources
+        ]  # not a mask of -inf alone
+        op = next((op for op in made if any(map(not_finite, op.outputs))), None)
+        where = f", first from {op.function} in '{op.path}' ({op.module})" if op is not None else ""
         held = [f"'{n}'" for n, t in (*model.named_parameters(), *model.named_buffers()) if not_finite(t)]
         holds = f"; NaN or infinities are in {', '.join(held[:3])}" if held else ""
         kind = str(dtype).removeprefix("torch.")
@@ -68,7 +68,3 @@ def _result(structure: Structure, source: Source) -> torch.Tensor:
     assert source.made_by is not None
     index, output = source.made_by
     return structure.operations[index].outputs[output]
-
-
-def _nan(t: torch.Tensor) -> bool:
-    return t.is_floating_point() and bool(t.isnan().any())
