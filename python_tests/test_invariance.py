@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 import warnings
 from collections import namedtuple
 from dataclasses import dataclass
@@ -208,8 +209,23 @@ NAMED = {
     "other operations": (Lambda(lambda x: _branches(x, x.sum() > 30)), "forward", "comparison", "compares"),
     "Python's numbers": (Lambda(lambda x: _branches(x, x.sum().item() > 30)), "forward", "control flow", "branches"),
     "rounding": (Lambda(lambda x: (x * 255).round().flatten(1)), "forward", "rounding", ""),
+    "constants joined": (
+        Lambda(lambda x: torch.cat([torch.ones_like(x), x], 1)), "forward", "join", "different degree: 0 and 1"
+    ),
+    "attention as a function": (Lambda(lambda x: _attention(x.flatten(2))), "forward", "softmax", ""),
+    "a gate": (Lambda(lambda x: F.glu(x.flatten(1))), "forward", "GLU", ""),
+    "bins": (Lambda(lambda x: torch.bucketize(x, torch.tensor([0.3]).to(x)) * x), "forward", "comparison", ""),
+    "padding": (Lambda(lambda x: F.pad(x, (1, 1), value=1.5)), "forward", "constant", "pads with the constant 1.5"),
+    "running products": (Lambda(lambda x: x.cumprod(3)), "forward", "product of activations", "cumprod"),
+    "a remainder": (Lambda(lambda x: x % 0.3), "forward", "remainder", ""),
+    "a division that rounds": (Lambda(lambda x: x.div(0.3, rounding_mode="floor")), "forward", "rounding", "div"),
+    "a power of two": (Lambda(lambda x: 2.0**x), "forward", "exp", "a power of 2"),
     "recurrent": (nn.Sequential(nn.Flatten(2), nn.GRU(64, 3, bias=False)), "1", "sigmoid", ""),
 }  # fmt: skip
+
+
+def _attention(x):
+    return F.scaled_dot_product_attention(x, x, x)
 
 
 def _branches(x, other):
@@ -313,6 +329,15 @@ def test_a_last_step_that_keeps_the_order(last):
     assert not broken.invariant and broken.first_break.kind == "bias"
 
 
+def test_a_last_step_times_a_number():
+    def ends(step):
+        return check(nn.Sequential(vgg(), Lambda(step))).outputs[0]
+
+    assert ends(lambda y: 2 * y.softmax(1)).through == ends(lambda y: y.softmax(1) / 3).through == "_softmax"
+    assert not ends(lambda y: -2 * y.softmax(1)).invariant
+    assert not ends(lambda y: y.sigmoid().div(0.3, rounding_mode="floor")).invariant
+
+
 def test_a_softmax_along_another_dimension_is_no_such_step():
     assert not check(nn.Sequential(vgg(), nn.Softmax(0))).invariant
     images_of_classes = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.Softmax(1))
@@ -390,6 +415,12 @@ def test_models_that_run_in_one_precision_only():
     half.register_forward_pre_hook(lambda m, args: _only_float32(args[0]))
     report = check(half)
     assert report.precision == "float32" and report.homogeneous and "cannot be run in float64" in str(report)
+    alone = nn.Sequential(nn.Flatten(), nn.Linear(192, 5, bias=False))
+    alone[1].lock = threading.Lock()  # deepcopy cannot copy it
+    report = check(alone)
+    assert report.homogeneous and all(
+        f"cannot be run in {kind} (" in str(report) for kind in ("float64", "float32")
+    )
 
 
 def _only_float32(x):
@@ -470,6 +501,7 @@ class Carries(nn.Module):
             "expected a floating-point x, got torch.uint8",
         ),
         (vgg(), torch.full((2, 3, 8, 8), torch.nan), ValueError, "expected finite x"),
+        (vgg(), torch.rand(0, 3, 8, 8), ValueError, "holds values, got an empty one of shape [0, 3, 8, 8]"),
         (vgg(), "images", TypeError, "expected x to be a tensor, a tuple or list"),
         (Lambda(lambda x: "cat"), None, TypeError, "expected the model to return tensors"),
         (Lambda(lambda x: F.dropout(x, 0.5)), None, ValueError, "bernoulli_ in 'forward'"),
@@ -488,7 +520,10 @@ def test_refusals(model, x, error, said):
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("scalars", [(), (0.0,), (-1.0,), (float("nan"),), (float("inf"),)])
+@pytest.mark.parametrize(
+    "scalars",
+    [(), (0.0,), (-1.0,), (float("nan"),), (float("inf"),), 0.5, None, "10", (1.0, "a"), torch.tensor(2.0)],
+)
 def test_scalars_that_are_none(scalars):
     with pytest.raises(ValueError, match="expected positive finite scalars"):
         check(vgg(), scalars=scalars)
@@ -509,6 +544,14 @@ def test_an_error_of_the_model_is_its_own():
         check(nn.Sequential(nn.Flatten(), nn.Linear(3, 3)))
 
 
+def test_old_weight_norm_is_checked_in_float64():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        normed = nn.utils.weight_norm(nn.Linear(192, 5, bias=False))
+    report = check(nn.Sequential(nn.Flatten(), normed))
+    assert report.homogeneous and report.precision == "float64" and not report.notes
+
+
 def test_unused_noise_is_no_refusal():
     class Noisy(nn.Module):
         def forward(self, x):
@@ -519,6 +562,8 @@ def test_unused_noise_is_no_refusal():
 
 
 def test_json():
+    one = check(Lambda(lambda x: x.flatten(1) * 2))
+    assert "(1 operation, compared in float64)" in str(one)
     values = json.loads(json.dumps(check(trained_resnet()).to_json(), allow_nan=False))
     assert values["first_break"]["path"] == "bn1" and values["invariant"] is False
     assert [row["scalar"] for row in values["scalars"]] == list(FEW) and values["operations"][0][

@@ -90,6 +90,56 @@ def test_modules_and_exported_programs(tmp_path):
     assert found["first_break"]["kind"] == "batch norm"
 
 
+class Fails(nn.Module):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x):
+        raise self.error
+
+
+def failing() -> nn.Module:
+    raise KeyError("width")
+
+
+def leaving() -> nn.Module:
+    raise SystemExit(0)
+
+
+def ok() -> nn.Module:
+    return nn.Flatten()
+
+
+def not_a_number() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
+    nn.init.constant_(model[1].weight, float("nan"))
+    return model
+
+
+key, zero, mute = (
+    Fails(KeyError("mask")),
+    Fails(ZeroDivisionError("division by zero")),
+    Fails(AssertionError()),
+)
+
+
+def test_a_networks_own_errors_are_one_line():
+    assert "cannot be made (KeyError: 'width')" in error(f"{__name__}:failing")
+    assert "cannot be made (SystemExit: 0)" in error(f"{__name__}:leaving")
+    where = "does not run on random images 1×28×28 [4, 1, 28, 28]"
+    assert f"{where} (KeyError: 'mask')" in error(f"{__name__}:key")
+    assert f"{where} (ZeroDivisionError: division by zero)" in error(f"{__name__}:zero")
+    assert f"{where} (AssertionError)" in error(f"{__name__}:mute")
+    assert "NaN or infinities are in '1.weight'" in error(f"{__name__}:not_a_number")
+
+
+def test_text_stays_text():
+    result = zb(f"{__name__}:ok")
+    assert result.exit_code == 0 and f"{__name__}:ok: 0 operations on" in result.output
+    assert "nothing:x:ok:heart:" in error("nothing:x:ok:heart:")  # rich knows emoji by such names
+
+
 def test_errors(tmp_path):
     assert "expected a trained network's folder" in error("nothing-like-it")
     assert "--shape: expected channels,height,width" in error("fcn-mnist", "--shape", "3,32")

@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 def test_the_page_runs(capsys):
     text = PAGE.read_text(encoding="utf-8")
     blocks = BLOCK.findall(text)
-    assert [kind for kind, _ in blocks] == ["sh", *["python"] * 7]
+    assert [kind for kind, _ in blocks] == ["sh", *["python"] * 8]
     names: dict[str, object] = {}
     state = torch.get_rng_state()
     try:
@@ -42,6 +42,7 @@ def test_the_page_runs(capsys):
         "'1' (BatchNorm2d, native_batch_norm)",
         "homogeneous of degree 3",
         "underflow",
+        "at powers of four alone",
     ):
         assert said in printed and said in text
     for figure in re.findall(r"!\[[^]]*\]\(([^)]*)\)", text):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -114,6 +115,33 @@ def test_parametrized_and_tied_weights_are_kept():
     assert "2.parametrizations.weight.original0" in result.state_dict()
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+def test_weight_norms_of_the_old_kind(norm):
+    model = nn.Sequential(getattr(nn.utils, norm)(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 3))
+    model(images(2, 6))  # a weight that torch refuses to copy
+    result, report = remove_bias(model, x=images(2, 6))
+    assert report.invariant and result[0].bias is None and model[0].bias is not None
+    result(images(2, 6)).sum().backward()
+    trained = {name for name, p in result.named_parameters() if p.grad is not None}
+    assert trained >= {"0.weight_g", "0.weight_v"} if norm == "weight_norm" else trained >= {"0.weight_orig"}
+    mend = (
+        rf"torch\.nn\.utils\.{norm} on '0' \(Linear\): call torch\.nn\.utils\.remove_{norm} on it, or use .*"
+    )
+    with pytest.raises(ValueError, match=mend):
+        remove_bias(model, "fixup")
+
+
+def test_what_cannot_be_copied_is_named():
+    model = nn.Sequential(nn.Linear(6, 3))
+    model.lock = threading.Lock()
+    with pytest.raises(
+        ValueError, match=r"remove_bias: expected a model that copy\.deepcopy can copy, got Sequential"
+    ):
+        remove_bias(model)
+    assert remove_bias(model, inplace=True)[0] is model
+
+
 def test_what_drop_cannot_do_is_named():
     model = nn.Sequential(
         nn.Linear(8, 8),
@@ -125,7 +153,7 @@ def test_what_drop_cannot_do_is_named():
     model.add_module("unknown", Functional(bias=True))
     model.unknown.register_parameter("pos_embed", nn.Parameter(torch.zeros(3)))
     _, report = remove_bias(model)
-    assert not report.invariant and [each.path for each in report.left] == ["1", "2", "3", "4", "unknown"]
+    assert report.invariant is None and [each.path for each in report.left] == ["1", "2", "3", "4", "unknown"]
     assert "not homogeneous" in said(report.left, "1") and "own spread" in said(report.left, "2")
     assert "no running statistics" in said(report.left, "3") and "lazy" in said(report.left, "4")
     assert "its 'offset', 'pos_embed' may be added" in said(
@@ -144,7 +172,20 @@ def test_what_only_a_run_shows_is_named_by_the_check():
         def forward(self, x):
             return F.gelu(self.fc(x))
 
-    assert remove_bias(Calls())[1].left == ()
+    _, report = remove_bias(Calls())
+    assert report.left == () and report.invariant is None and "check   none: give x" in str(report)
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.off = nn.Linear(6, 6), nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            return F.linear(x, self.fc.weight) + self.off
+
+    assert (
+        remove_bias(Adds())[1].invariant is None and remove_bias(Adds(), x=images(2, 6))[1].invariant is False
+    )
     _, report = remove_bias(Calls(), x=images(2, 6))
     assert not report.invariant and "GELU" in said(report.left, "forward")
     _, report = remove_bias(Functional(bias=True), x=images())

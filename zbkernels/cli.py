@@ -25,8 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="zbkernels, fast bias-free ReLU networks: experiments, benchmarks, a check of the installation.",
 )
-_console = Console()
-_errors = Console(stderr=True)
+_console = Console(emoji=False)
+_errors = Console(stderr=True, emoji=False)
 
 Seeds = Annotated[str | None, typer.Option(help="Comma-separated seeds instead of the preset's: 0,1,2")]
 Data = Annotated[

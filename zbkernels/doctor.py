@@ -45,7 +45,7 @@ class Device:
 
 def main(console: Console | None = None) -> int:
     """Prints the whole picture; returns 0 where every op runs, else 1."""
-    console = console or Console()
+    console = console or Console(emoji=False)
     if not console.is_terminal:
         console.width = 200  # into a file or a pipe: no line broken
     found = devices()

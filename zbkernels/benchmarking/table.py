@@ -143,7 +143,7 @@ def show(report: dict[str, Any]) -> None:
     except ImportError:
         print(markdown(report))
         return
-    console = Console(width=None if os.isatty(1) else 200)
+    console = Console(width=None if os.isatty(1) else 200, emoji=False)
     for text in headline(report):
         console.print(text, highlight=False, markup=False)
     for title, header, lines in tables(report):

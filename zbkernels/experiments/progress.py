@@ -21,7 +21,7 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(quiet=not distributed.speaks())
+        self.console = console or Console(quiet=not distributed.speaks(), emoji=False)
         self._bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),

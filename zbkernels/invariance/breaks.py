@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 from zbkernels.invariance.degrees import Degree
-from zbkernels.invariance.reasons import ORDER_PRESERVING, UNEXPLAINED, degree_list, why, why_degree
+from zbkernels.invariance.reasons import BETWEEN, ORDER_PRESERVING, UNEXPLAINED, degree_list, why, why_degree
 from zbkernels.invariance.report import Operation, Output
 from zbkernels.invariance.structure import Structure
-from zbkernels.invariance.watching import Source
+from zbkernels.invariance.watching import Recorded, Source
 
 
 class Breaks:
@@ -42,7 +41,7 @@ class Breaks:
             known = self._certain(source, degree)
             if not degree.zero and known != 1:
                 (lost if known is None else other).append(source)
-        leads = self._ancestors(lost or other)
+        leads = self.structure.ancestors(lost or other)
         for row in self.operations:
             if row.index in leads and (row.breaks if lost else row.kind):
                 return row
@@ -120,9 +119,13 @@ class Breaks:
             reason = f"the network branches on its input: at scalar {at:.3g} it runs another operation here"
             return replace(row, breaks=True, kind="control flow", reason=reason, deviation=math.inf, at=at)
         if shows_at is not None:
-            shown = max((d for d in structure.degrees[shows_at] if d.broken), key=lambda d: d.deviation)
+            shown = max(
+                (d for d in structure.degrees[shows_at] if d.broken), key=lambda d: (d.between, d.deviation)
+            )
             over = shows_at != index and not degree.broken
             kind, reason = ("overwriting", self._overwrites(index)) if over else why(op, degrees)
+            if shown.between and kind == UNEXPLAINED:
+                kind, reason = BETWEEN
             return replace(row, breaks=True, kind=kind, reason=reason, deviation=shown.deviation, at=shown.at)
         if self._changes(index) and degree.known is not None:
             kind, reason = why_degree(op, structure.expected(index), degree.known, degrees)
@@ -156,7 +159,12 @@ class Breaks:
             if last and (degree.zero or degree.known is not None):
                 return last
             name = op.function if op.function.startswith("_") else op.function.rstrip("_")
-            if name not in ORDER_PRESERVING or len(op.sources) != 1 or op.arguments["shape"] != shape:
+            if len(op.sources) != 1 or op.arguments["shape"] != shape:
+                return ""
+            if _multiplies(op):
+                source = op.sources[0]
+                continue
+            if name not in ORDER_PRESERVING:
                 return ""
             along = op.arguments.get("dim")  # of a softmax; it keeps the order along this one only
             if along is not None and shape and along % len(shape) != class_place(class_dim, len(shape)):
@@ -164,18 +172,16 @@ class Breaks:
             last, source = last or name, op.sources[0]
         return last if source.is_input else ""
 
-    def _ancestors(self, sources: Iterable[Source]) -> set[int]:
-        waiting = [source.made_by[0] for source in sources if source.made_by is not None]
-        seen: set[int] = set()
-        while waiting:
-            index = waiting.pop()
-            if index not in seen:
-                seen.add(index)
-                op = self.structure.operations[index]
-                leads = (*op.sources, *op.numbers)
-                waiting += [source.made_by[0] for source in leads if source.made_by is not None]
-                waiting += [op.before[0]] if op.before is not None else []
-        return seen
+
+def _multiplies(op: Recorded) -> bool:
+    """Whether it multiplies or divides by a positive number, and no more."""
+    number, rounds = op.arguments.get("other"), op.arguments.get("rounding_mode")
+    return (
+        op.function.rstrip("_") in ("mul", "div")
+        and number is not None
+        and 0 < number < math.inf
+        and rounds is None
+    )
 
 
 def class_place(class_dim: int, dims: int) -> int:

@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from zbkernels.checkpoint import CheckpointError
+from zbkernels.data import DataError
 from zbkernels.experiments.runner import device_named
 from zbkernels.invariance.check import SCALARS, check_scalar_invariance
 from zbkernels.invariance.copies import fill_zeros_
@@ -51,17 +53,15 @@ def run(
         raise NapError(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     network, given, filled = _network(model, images, shape, count, architecture, bias, data, device)
     x = given.images.to(device_named(device))
-    if dtype is not None:
-        network, x = network.to(getattr(torch, dtype)), x.to(getattr(torch, dtype))
     try:
+        if dtype is not None:
+            network, x = network.to(getattr(torch, dtype)), x.to(getattr(torch, dtype))
         report = check_scalar_invariance(network, x, wanted)
-    except (ValueError, TypeError) as error:
-        raise NapError(str(error)) from error
-    except RuntimeError as error:
-        first = (str(error).strip() or "no reason given").splitlines()[0]
-        raise NapError(
-            f"{model}: does not run on {given.title} {list(given.images.shape)} ({first})"
-        ) from error
+    except (Exception, SystemExit) as error:  # whatever the network's own code does
+        if isinstance(error, (ValueError, TypeError)) and str(error).startswith("check_scalar_invariance: "):
+            raise NapError(_reason(error)) from error
+        where = f"{given.title} {list(given.images.shape)}"
+        raise NapError(f"{model}: does not run on {where} ({_reason(error)})") from error
     inputs = f"{len(given)} of {given.title}"
     if as_json:
         print(
@@ -108,9 +108,19 @@ def _network(
             if "don't fit" not in str(error):
                 raise
             last = error
-        except (RuntimeError, TypeError, ValueError) as error:  # of a function that makes a module
-            raise NapError(f"{model}: cannot be made ({error})") from error
+        except (DataError, CheckpointError, OSError):
+            raise
+        except (Exception, SystemExit) as error:  # whatever a module, or its function, does
+            raise NapError(f"{model}: cannot be made ({_reason(error)})") from error
     raise NapError(f"{last}; or its --shape") from last
+
+
+def _reason(error: BaseException) -> str:
+    """One line; with the kind of error where its message alone, such as that of a KeyError, says little."""
+    said = (str(error).strip().splitlines() or [""])[0]
+    if said and isinstance(error, (ValueError, TypeError, RuntimeError)):
+        return said
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _untrained(row: Architecture | ResNet, images: Images, bias: bool | None) -> nn.Module:
@@ -151,10 +161,10 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 
 def _show(report: InvarianceReport, model: str, inputs: str, filled: list[str], every: bool) -> None:
-    console = Console()
+    console = Console(emoji=False)  # module:function is no picture
     colour = "green" if report.invariant else "red"
     console.print(f"[bold {colour}]{escape(report.verdict)}[/]", highlight=False)
-    console.print(escape(f"{model}: {len(report.operations)} operations on {inputs}"), highlight=False)
+    console.print(escape(f"{model}: {report.count} on {inputs}"), highlight=False)
     if filled:
         many = f" and {len(filled) - 3} more" if len(filled) > 3 else ""
         said = f"untrained: random numbers stand where it starts with zeros ({', '.join(filled[:3])}{many})"

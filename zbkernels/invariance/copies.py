@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from torch import nn
 def in_precision(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A copy in evaluation mode, whose floating-point parameters, buffers and plain attributes are in ``dtype``."""
     inner: nn.Module = model.module if isinstance(model, nn.DataParallel) else model
-    twin = copy.deepcopy(inner)
+    twin = deep_copy(inner)
     twin.to(dtype)
     for module, original in zip(twin.modules(), inner.modules(), strict=True):
         if isinstance(module, nn.RMSNorm) and module.eps is None:
@@ -25,6 +26,17 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     with suppress(NotImplementedError):  # an exported program, whose mode is fixed
         twin.eval()
     return twin
+
+
+def deep_copy(model: nn.Module) -> nn.Module:
+    """``copy.deepcopy``, also of modules that hold a tensor computed from their parameters, which torch refuses to
+    copy: ``torch.nn.utils.weight_norm`` keeps one as ``weight``, and computes it anew before each forward pass."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(model, memo)
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype:

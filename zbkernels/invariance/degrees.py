@@ -61,7 +61,8 @@ class Degree:
 
     Attributes:
         known: the degree; None before the first scalar and after a break.
-        zero: the result is 0 everywhere, which is of every degree.
+        zero: the result is 0 everywhere (or infinite, as masks are), which is of every degree.
+        between: it was broken by a scalar that is no power of four, having a degree at these.
         broken: some scalar gives no multiple of the result, or one of another power.
         deviation: the largest relative difference from what was expected, and ``at`` which scalar; only of a break.
     """
@@ -72,6 +73,7 @@ class Degree:
     broken: bool = False
     deviation: float = 0.0
     at: float = 1.0
+    between: bool = False
     _peak: tuple[int, float] = field(default=(0, 0.0))
 
     def __post_init__(self) -> None:
@@ -82,7 +84,7 @@ class Degree:
         size = _wide(values).abs().nan_to_num(0.0, 0.0, 0.0).flatten()
         place = int(size.argmax()) if size.numel() else 0
         self._peak = (place, float(size[place]) if size.numel() else 0.0)
-        self.zero = self._peak[1] == 0
+        self.zero = self._peak[1] == 0 and not bool(values.isnan().any())
 
     def compare(self, y: torch.Tensor, s: float, coarsest: torch.dtype, expected: float) -> None:
         """Hold the result at scalar s against the base.
@@ -94,22 +96,35 @@ class Degree:
         if y.shape != self.base.shape:
             self._break(math.inf, s)
             return
-        if self.known is None and not self.broken and not self.zero:
+        if self.known is None and not self.broken and self._peak[1]:
             self.known = self._fit(y, s)
             if self.known is None:
                 self.broken = True
         if self.broken:
             self._break(relative_deviation(y, self.base, power(s, expected)), s)
             return
-        degree = 0.0 if self.known is None else self.known
-        info = torch.finfo(coarsest)
-        size = self._peak[1] * power(s, degree)
+        found = self.deviation_at(y, s, coarsest)
+        info, size = torch.finfo(coarsest), self._size(s)
+        if found is not None and found > info.eps**0.75 + (8 * info.tiny / size if size else 0.0):
+            self._break(relative_deviation(y, self.base, power(s, expected)), s)
+
+    def deviation_at(self, y: torch.Tensor, s: float, coarsest: torch.dtype) -> float | None:
+        """How far y is from s^d times the base; None where it has no degree, or its values leave the dtype's range."""
+        if self.broken:
+            return None
+        info, size = torch.finfo(coarsest), self._size(s)
         room = _ROOM if info.tiny < 1e-30 else 1.0  # float16 has none to give away
         if size and not info.tiny * room < size < info.max / room:
-            return  # out of this dtype's range: nothing is decided here
-        allowed = info.eps**0.75 + (8 * info.tiny / size if size else 0.0)
-        if relative_deviation(y, self.base, power(s, degree)) > allowed:
-            self._break(relative_deviation(y, self.base, power(s, expected)), s)
+            return None
+        return relative_deviation(y, self.base, power(s, self.known or 0.0))
+
+    def break_between(self, deviation: float, s: float) -> None:
+        """What has a degree at powers of four has none at ``s``."""
+        self.between = True
+        self._break(deviation, s)
+
+    def _size(self, s: float) -> float:
+        return self._peak[1] * power(s, self.known or 0.0)
 
     def _break(self, deviation: float, s: float) -> None:
         self.broken, self.known = True, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from zbkernels.invariance.breaks import class_place
 from zbkernels.invariance.degrees import power, relative_deviation
+from zbkernels.invariance.finite import not_finite
 from zbkernels.invariance.report import ScalarRow
 from zbkernels.invariance.structure import SEED
 from zbkernels.invariance.tensors import call, outputs_of, scaled
@@ -39,6 +40,7 @@ class RangeCounter(Watch):
 class Measured:
     """At each scalar: the worst deviation, which predictions changed, and values out of range below and above.
 
+    ``each``: the deviation of each output, by name. ``finite``: whether the outputs at scalar 1 mean anything.
     ``margins``: of each prediction at scalar 1, the gap of its two best values, relative to the largest.
     """
 
@@ -46,6 +48,8 @@ class Measured:
     changed: list[torch.Tensor]
     ranges: list[tuple[int, int]]
     margins: torch.Tensor
+    each: list[dict[str, float]] = field(default_factory=list)
+    finite: bool = True
 
     @property
     def predictions(self) -> int:
@@ -80,15 +84,16 @@ def measure(
 
     base, _ = outputs(1.0)
     first = _predictions(base, class_dim)
-    measured = Measured([], [], [], _margins(base, class_dim))
+    measured = Measured([], [], [], _margins(base, class_dim), finite=not any(map(not_finite, base.values())))
     for s in scalars:
         found, ranges = outputs(s)
-        deviations = [
-            relative_deviation(found[name], t, power(s, 1.0 if degree is None else degree))
+        deviations = {
+            name: relative_deviation(found[name], t, power(s, 1.0 if degree is None else degree))
             for (name, t), degree in zip(base.items(), degrees, strict=True)
             if t.is_floating_point() or degree == 0
-        ]
-        measured.deviations.append(max(deviations, default=0.0))
+        }
+        measured.each.append(deviations)
+        measured.deviations.append(max(deviations.values(), default=0.0))
         measured.changed.append(_predictions(found, class_dim) != first)
         measured.ranges.append(ranges)
     return measured

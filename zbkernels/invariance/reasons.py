@@ -18,9 +18,15 @@ _FUNCTIONS = {
     "hardsigmoid": "hard sigmoid", "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log1p": "log1p",
     "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos", "erf": "erf", "_softmax": "softmax", "logit": "logit",
     "_log_softmax": "log-softmax", "softmax": "softmax", "log_softmax": "log-softmax", "logsumexp": "logsumexp",
-    "round": "rounding", "floor": "rounding", "ceil": "rounding", "trunc": "rounding",
+    "_safe_softmax": "softmax", "_masked_softmax": "softmax", "logaddexp": "logaddexp", "logaddexp2": "logaddexp2",
+    "logcumsumexp": "logcumsumexp", "glu": "GLU", "tan": "tan", "sinh": "sinh", "cosh": "cosh", "asin": "asin",
+    "acos": "acos", "atan": "atan", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erfc": "erfc",
+    "erfinv": "erfinv", "sinc": "sinc", "lgamma": "lgamma", "digamma": "digamma", "xlogy": "xlogy",
+    "round": "rounding", "floor": "rounding", "ceil": "rounding", "trunc": "rounding", "frac": "rounding",
+    "floor_divide": "rounding", "fmod": "remainder", "remainder": "remainder",
+    "fake_quantize_per_tensor_affine_cachemask": "rounding", "fake_quantize_per_channel_affine_cachemask": "rounding",
 }  # fmt: skip
-_CLAMPS = _words("hardtanh clamp clamp_min clamp_max threshold hardshrink softshrink minimum maximum")
+_CLAMPS = _words("hardtanh clamp clip clamp_min clamp_max threshold hardshrink softshrink minimum maximum")
 _NORMS = {
     "native_layer_norm": "layer norm",
     "native_group_norm": "group norm",
@@ -36,15 +42,21 @@ _BATCH_NORMS = _words(
 _OWN_SPREAD = "divides by its input's own spread, to which it adds an eps that does not scale with the input"
 _ADDS = _words("add sub rsub addcmul addcdiv lerp add_relu")
 _PRODUCTS = _words("mul bmm mm mv dot baddbmm addmm addbmm addmv convolution")
-_COMPARES = _words("gt ge lt le eq ne")
+_COMPARES = _words("gt ge lt le eq ne bucketize searchsorted")
+_PADS = _words("constant_pad_nd pad")
+_RUNNING_PRODUCTS = _words("cumprod")
 _JOINS = _words("cat stack where masked_fill index_put masked_scatter scatter slice_scatter")
 _RECURRENT = _words("lstm gru rnn_tanh mkldnn_rnn_layer _thnn_fused_lstm_cell _thnn_fused_gru_cell")
 
 # Increasing in each value (softmax: along one dimension), so that the largest of homogeneous values stays the largest.
-ORDER_PRESERVING = _words("_softmax _log_softmax sigmoid tanh exp exp2 expm1 log_sigmoid log_sigmoid_forward")
+ORDER_PRESERVING = _words(
+    "_softmax _safe_softmax _log_softmax sigmoid tanh exp exp2 expm1 log_sigmoid log_sigmoid_forward"
+)
 
 
 UNEXPLAINED = "unexplained"  # the kind of a break by an operation that should be none
+# Of an operation that has a degree at the scalars of the structure, and none at another one.
+BETWEEN = ("powers of two", "has a degree at powers of four alone, such as a mantissa or a scale of 2^n has")
 
 
 def why(operation: Recorded, degrees: Sequence[float | None]) -> tuple[str, str]:
@@ -67,6 +79,10 @@ def why(operation: Recorded, degrees: Sequence[float | None]) -> tuple[str, str]
     if plain in _FUNCTIONS:
         kind = _FUNCTIONS[plain]
         return kind, f"{kind} is not homogeneous"
+    if operation.arguments.get("rounding_mode") is not None:
+        return "rounding", f"{plain} rounds its result"
+    if plain == "pow" and "self" in operation.arguments:
+        return "exp", f"a power of {operation.arguments['self']:g} is not homogeneous"
     if plain in _CLAMPS:
         return "clamp", f"{plain} cuts off at a value that does not scale with the input"
     if "bias" in operation.arguments:
@@ -79,10 +95,12 @@ def why(operation: Recorded, degrees: Sequence[float | None]) -> tuple[str, str]
         return "comparison", "compares activations with a value that does not scale with the input"
     if plain in _JOINS and len(distinct) > 1:
         constant = _named_constant(operation, degrees)
-        return (
-            "join",
-            f"joins {constant or degree_list(distinct)} {'to activations' if constant else ''}".rstrip(),
-        )
+        different = f"results of different degree: {degree_list(distinct)}"
+        return "join", f"joins {constant} to activations" if constant else f"joins {different}"
+    if plain in _PADS:
+        return "constant", f"pads with the constant {text(operation.arguments.get('value', 0.0))}"
+    if plain in _RUNNING_PRODUCTS:
+        return "product of activations", f"{plain} multiplies ever more activations: degree 1, 2, 3 and so on"
     return UNEXPLAINED, f"{plain} is not homogeneous in what it is given"
 
 

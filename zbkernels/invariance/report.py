@@ -20,7 +20,7 @@ class Operation:
         breaks: the result has no degree while all that went in had one.
         kind, reason: why, in a word and in a sentence ("bias", "batch norm", …); "" where the degree stays.
         deviation: of a break, max |y(s) - s^d·y(1)| / max |s^d·y(1)| for the degree d of what went in, at the scalar
-            ``at`` (a power of four) where it is largest.
+            ``at`` where it is largest: a power of four, unless it has a degree at these and none between them.
     """
 
     index: int
@@ -158,6 +158,11 @@ class InvarianceReport:
         return max(row.deviation for row in self.scalars)
 
     @property
+    def count(self) -> str:
+        """Of the operations, in words."""
+        return f"{len(self.operations):,} operation{'' if len(self.operations) == 1 else 's'}"
+
+    @property
     def verdict(self) -> str:
         """One sentence."""
         if self.homogeneous:
@@ -197,7 +202,7 @@ class InvarianceReport:
 
     def lines(self, most: int = 8) -> Iterator[str]:
         """What is said beside the table of scalars, a sentence each."""
-        yield f"{self.verdict} ({len(self.operations)} operations, compared in {self.precision})"
+        yield f"{self.verdict} ({self.count}, compared in {self.precision})"
         if self.first_break is not None:
             yield f"first break: {self.first_break}"
         others = [op for op in self.breaks if op != self.first_break]

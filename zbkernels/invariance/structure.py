@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,17 +121,18 @@ class Structure:
                 f"got {names} at 1 and {now} at {s:.3g}"
             )
         for name, (source, degree) in self.returned.items():
-            degree.compare(outputs[name], s, self._dtype_at_end, self.degree_of(source) or 1.0)
+            degree.compare(outputs[name], s, self.dtype_at_end, self.degree_of(source) or 1.0)
 
     @property
-    def _dtype_at_end(self) -> torch.dtype:
+    def dtype_at_end(self) -> torch.dtype:
+        """The least precise dtype of all."""
         return self.coarsest[-1] if self.coarsest else torch.float64
 
     def _refuse_random(self, model: nn.Module, given: Any, dtype: torch.dtype | None) -> None:
         comparer = Again(model, self)
         with repeatable(SEED + 1, dtype), comparer:
             again = outputs_of(call(model, given))
-        allowed = torch.finfo(self._dtype_at_end).eps ** 0.75
+        allowed = torch.finfo(self.dtype_at_end).eps ** 0.75
         if all(
             name in again and relative_deviation(again[name], degree.base, 1.0) <= allowed
             for name, (_, degree) in self.returned.items()
@@ -150,6 +151,20 @@ class Structure:
     def expected(self, index: int) -> float:
         """The degree that an operation's result should have: the largest of what went in."""
         return max((d for d in self.source_degrees(index) if d is not None), default=1.0)
+
+    def ancestors(self, sources: Iterable[Source]) -> set[int]:
+        """All operations that the sources depend on, those that made them among them."""
+        waiting = [source.made_by[0] for source in sources if source.made_by is not None]
+        seen: set[int] = set()
+        while waiting:
+            index = waiting.pop()
+            if index not in seen:
+                seen.add(index)
+                op = self.operations[index]
+                leads = (*op.sources, *op.numbers)
+                waiting += [source.made_by[0] for source in leads if source.made_by is not None]
+                waiting += [op.before[0]] if op.before is not None else []
+        return seen
 
     def source_degrees(self, index: int) -> list[float | None]:
         return [self.degree_of(source) for source in self.operations[index].sources]

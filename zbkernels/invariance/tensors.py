@@ -47,7 +47,7 @@ def check_input(x: Any) -> None:
 
     Raises:
         TypeError: there is no floating-point tensor in it.
-        ValueError: its floating-point tensors hold NaN or infinities, or nothing but zeros.
+        ValueError: its floating-point tensors hold NaN or infinities, nothing but zeros, or nothing at all.
     """
     name = "check_scalar_invariance"
     tensors = [t for _, t in named_tensors(x)]
@@ -60,6 +60,9 @@ def check_input(x: Any) -> None:
             f"{name}: expected a floating-point x, got {kinds}: only such values can be multiplied by a scalar (images "
             "of bytes: x / 255)"
         )
+    if not any(t.numel() for t in floating):
+        shapes = " and ".join(str(list(t.shape)) for t in floating)
+        raise ValueError(f"{name}: expected x that holds values, got an empty one of shape {shapes}")
     if not all(bool(t.isfinite().all()) for t in floating):
         raise ValueError(f"{name}: expected finite x, got NaN or infinities")
     if not any(bool(t.any()) for t in floating):

@@ -227,9 +227,9 @@ def _made(func: Any, result: Any, given: Any) -> list[torch.Tensor]:
 
 
 def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Numbers by name, and the bias."""
+    """Numbers and words by name, and the bias."""
     named = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    numbers = {name: value for name, value in named.items() if isinstance(value, int | float)}
+    numbers = {name: value for name, value in named.items() if isinstance(value, int | float | str)}
     added_first = function_of(func) in ("addmm", "addmv", "addbmm", "baddbmm")
     return numbers | {"bias": named.get("self" if added_first else "bias")}
 

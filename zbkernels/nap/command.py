@@ -200,7 +200,7 @@ def _show(as_json: bool, values: Any, tables: Callable[[], Iterable[Any]]) -> No
     if as_json:
         print(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False))
         return
-    console = Console()
+    console = Console(emoji=False)
     for shown in tables():
         if isinstance(shown, Table):  # its own title would be broken at the table's width
             console.print(f"[bold]{shown.title}[/]", highlight=False)

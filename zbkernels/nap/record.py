@@ -68,7 +68,7 @@ def record(
         )
     if isinstance(progress, Progress):
         return _record(model, loader, units, layers, out, predictions, overwrite, progress)
-    with Progress(None if progress else Console(quiet=True)) as bar:
+    with Progress(None if progress else Console(quiet=True, emoji=False)) as bar:
         return _record(model, loader, units, layers, out, predictions, overwrite, bar)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from zbkernels.invariance import InvarianceReport
 
 HOW = ("drop", "fixup")
+_OLD_NORMS = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}  # hooks of torch.nn.utils
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,18 @@ class RemovalReport:
     check: InvarianceReport | None = None
 
     @property
-    def invariant(self) -> bool:
-        """Whether the result is scalar invariant: by the check where there is one, else where nothing was left."""
+    def invariant(self) -> bool | None:
+        """Whether the result is scalar invariant, by the check; None where there is none: what functions and operators
+        do, such as adding a parameter, shows only in a run."""
         if self.check is None:
-            return not self.left
+            return None
         return self.check.invariant and self.check.latent is None
 
     def __str__(self) -> str:
         lines = [f"remove_bias(how={self.how!r}): {len(self.changed)} changed, {len(self.left)} left"]
         lines += [f"  changed {each}" for each in self.changed] + [f"  left    {each}" for each in self.left]
-        if self.check is not None:
-            lines.append(f"  check   {self.check.verdict}")
+        verdict = "none: give x to have the result measured" if self.check is None else self.check.verdict
+        lines.append(f"  check   {verdict}")
         return "\n".join(lines)
 
 
@@ -67,7 +68,8 @@ def remove_bias(
     and ``self.training`` are fixed as they are at this call.
 
     What isn't homogeneous by nature (GELU, layer norm, attention, an added position embedding, …) is left as it is and
-    reported. Calls of functions show only when the result runs: give ``x`` to have it checked.
+    reported. Calls of functions show only when the result runs: give ``x`` to have it checked. Without it
+    ``report.invariant`` is None: not known.
 
     Args:
         how: "drop" or "fixup".
@@ -80,7 +82,8 @@ def remove_bias(
 
     Raises:
         TypeError: ``model`` is no module, or TorchScript.
-        ValueError: another ``how``, or ``inplace`` with "fixup".
+        ValueError: another ``how``, ``inplace`` with "fixup", a model that cannot be copied, or "fixup" of layers under
+            the old ``torch.nn.utils.weight_norm`` or ``spectral_norm``, which compute their weight before each call.
 
     Source: Section 2.4 and Appendix B of "Scalar Invariant Networks with Zero Bias".
     """
@@ -96,7 +99,9 @@ def remove_bias(
             )
     if inplace and how == "fixup":
         raise ValueError("remove_bias: expected inplace=False with how='fixup', whose result is a new module")
-    result = model if inplace else copy.deepcopy(model)
+    if how == "fixup":
+        _refuse_old_norms(model)
+    result = model if inplace else _copied(model)
     left = list(obstacles(result, suspects=x is None))
     known = {each.path for each in left}
     if how == "fixup":
@@ -109,6 +114,31 @@ def remove_bias(
         result, changed = drop(result, keep_scale=True)
     report = RemovalReport(how, tuple(changed), tuple(left))
     return result, report if x is None else _checked(report, result, x, known)
+
+
+def _refuse_old_norms(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        for hook in module._forward_pre_hooks.values():
+            kind = _OLD_NORMS.get(type(hook).__name__)
+            if kind is not None and type(hook).__module__.startswith("torch.nn.utils."):
+                raise ValueError(
+                    f"remove_bias: expected weights that can be drawn anew, got torch.nn.utils.{kind} on "
+                    f"{path or 'forward'!r} ({type(module).__name__}): call torch.nn.utils.remove_{kind} on it, or use "
+                    f"torch.nn.utils.parametrizations.{kind}"
+                )
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    from zbkernels.invariance.copies import deep_copy
+
+    try:
+        return deep_copy(model)
+    except (RuntimeError, TypeError) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"remove_bias: expected a model that copy.deepcopy can copy, got {type(model).__name__} ({said}); "
+            "inplace=True needs no copy"
+        ) from error
 
 
 def drop(model: nn.Module, *, keep_scale: bool) -> tuple[nn.Module, list[Change]]:
