@@ -300,3 +300,89 @@ def test_any_damage_to_a_pickle_is_one_kind_of_error(cut: float, flips: list[tup
     if not flips:
         assert kept == bytes(content)
         assert value["data"].shape == (2, 3)
+
+
+def _doubling(first: bytes, again: bytes, levels: int = 60) -> bytes:
+    """A pickle of a value that holds another twice, which does so again, and so on: 2^levels parts in few bytes."""
+    content = first
+    for level in range(levels):
+        content += b"q" + bytes([level]) + again.replace(b"<", b"h" + bytes([level]))
+    return content
+
+
+_TWICE = b"]q\x00" + b"".join(b"0]q%ch%cah%ca" % (k, k - 1, k - 1) for k in range(1, 60))  # lists, used twice
+_TUPLES = _doubling(b")", b"0<<\x86")
+_AFTER_POP = _doubling(b")", b"N00<<\x86N0")  # the value kept does not come from the instruction just before
+_UINT8 = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR"
+_ARRAY = b"cnumpy\nndarray\n)R(K\x01"
+
+
+_HOSTILE = {
+    b"}" + _TUPLES + b"Ns.": "uses a tuple more than once",
+    b"}" + _AFTER_POP + b"Ns.": "uses a tuple more than once",
+    b"})" + b"2\x86" * 60 + b"Ns.": "uses DUP",
+    b"}N" + b"\x85" * 1_000_000 + b"Ns.": "at most 1,000 tuples",
+    b"]r\xff\xff\xff\x7f.": "in place 2,147,483,647 of its memo",
+    _ARRAY + b"(K\x01t" + _UINT8 + b"\x89J\xff\xff\xff\x7ftb.": "content to be bytes, got int",
+    _ARRAY + b"(K\x01t" + _TWICE + b"\x89U\x01atb.": "expected an array of uint8",
+    _ARRAY + _TWICE + _UINT8 + b"\x89U\x01atb.": "shape to be a tuple",
+    b"c_codecs\nencode\n(U\x01a" + _TWICE + b"tR.": "as latin-1, got another",
+}
+
+
+def test_few_bytes_cannot_keep_the_reader_busy() -> None:
+    """In a process of its own: it would never end, or end by the system's hand."""
+    script = (
+        "import pickle, resource, sys\n"
+        "from zbkernels.data.plain_pickle import PickleError, loads\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))\n"
+        "for hostile in pickle.load(sys.stdin.buffer):\n"
+        "    try:\n        loads(b'\\x80\\x02' + hostile)\n    except PickleError as error:\n        print(error)"
+    )
+    given = pickle.dumps(list(_HOSTILE))
+    run = subprocess.run([sys.executable, "-c", script], input=given, capture_output=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    for said, got in zip(_HOSTILE.values(), run.stdout.decode().splitlines(), strict=True):
+        assert said in got
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        (
+            "data_batch_1",
+            b"U\x06labels]" + _TWICE + b"aU\x04data<",
+            "expected labels 0 to 9, got a value of list",
+        ),
+        ("data_batch_1", b"U\x04data" + _TWICE, "expected 'data' to be bytes .* got list"),
+        ("batches.meta", b"U\x0blabel_names" + _TWICE, "to be 10 names, got 2"),
+        (
+            "batches.meta",
+            b"U\x0blabel_names](" + _TWICE + b"N" * 9 + b"e",
+            "to be names, got a value of list",
+        ),
+    ],
+)
+def test_a_value_of_endless_parts_is_told_in_one_line(
+    tmp_path: Path, file: str, content: bytes, said: str
+) -> None:
+    """Lists may be used many times; each is walked through once, and no message shows one."""
+    image = _ARRAY + b"K\x01M\x00\x0c\x86" + _UINT8 + b"\x89T\x00\x0c\x00\x00" + bytes(3072) + b"tb"
+    folder = write_folder(tmp_path)
+    (folder / file).write_bytes(b"\x80\x02}(" + content.replace(b"<", image) + b"u.")
+    with pytest.raises(DataError, match=said):
+        image_sets.load("cifar-10", tmp_path)
+
+
+def test_values_used_twice_are_read_as_they_are() -> None:
+    """What picklers write of one array, one list and one long text in two places, by every protocol."""
+    array, names = np.arange(100_000, dtype=np.uint8), ["a", "b"]
+    value = {
+        "one": array,
+        "two": [array, names, names, "c" * 70_000, ("c" * 70_000, (1, 2))],
+        "b": b"d" * 70_000,
+    }
+    for protocol in range(2, 5):
+        found = loads(pickle.dumps(value, protocol=protocol))
+        assert np.array_equal(found["two"][0], array) and found["two"][1:] == value["two"][1:]
+        assert found["two"][0] is found["one"] and found["two"][1] is found["two"][2]

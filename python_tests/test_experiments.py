@@ -460,7 +460,9 @@ def test_timing_epochs_of_each_form(tiny_preset: Path, traced_only: None) -> Non
     config = TrainConfig(20, 20)  # 48 images: the last batch is smaller
     timing = epoch_timing.time_forms(forms, data, config, say=said.append)
     assert [entry["form"] for entry in timing["rows"]] == ["fused", "plain", "compiled"]
-    assert timing["epochs"] == 2 and timing["absent"] == {} and len(said) == 6
+    assert timing["epochs"] == 2 and timing["absent"] == {} and len(said) == 9
+    assert said[0] == "fused layers, contiguous: first batches"  # before anything that takes time
+    assert said[2].startswith("torch.compile of these, contiguous: compiling, minutes for a deep network")
     for entry in timing["rows"]:
         first, second = (epoch["seconds"] for epoch in entry["epochs"])
         assert first > 0 and second > 0 and entry["seconds"] == pytest.approx((first + second) / 2)
@@ -471,6 +473,19 @@ def test_timing_epochs_of_each_form(tiny_preset: Path, traced_only: None) -> Non
     for entry in timing["rows"]:
         after = [epoch["test_accuracy"] for epoch in entry["epochs"]]
         assert after == pytest.approx([epoch.test_accuracy for epoch in history], abs=5.1)  # one image of 20
+
+
+def test_every_form_trains_on_the_same_mixtures(tiny_preset: Path) -> None:
+    data, _ = tiny_forms(tiny_preset)
+    forms = {  # twice the same network: what differs is what they were trained on
+        ("plain", layout): tiny_forms(tiny_preset, "plain")[1]["plain", "contiguous"]
+        for layout in ("contiguous", "channels_last")
+    }
+    config = TrainConfig(1, 16, 0.1, "sgd", mixup=1.0)
+    epoch_timing.time_forms(forms, data, config, epochs=1)
+    one, other = (list(model.parameters()) for model in forms.values())
+    for ours, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_forms_that_differ_are_not_timed(tiny_preset: Path) -> None:
@@ -507,6 +522,18 @@ def test_times_go_into_metrics_and_table(tiny_preset: Path, tmp_path: Path, trac
     assert metrics_of(folder)["timing"]["rows"][0]["seconds"] > 0
     text = (folder / "table.md").read_text()
     assert "## Time of one training epoch" in text and "2 epochs (48 images, batch 16" in text
+
+
+def test_a_smoke_run_compiles_no_resnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes minutes; what the run does is said before it does it."""
+    monkeypatch.setattr(torch, "compile", None)  # it is not called
+    said: list[str] = []
+    progress = quiet()
+    monkeypatch.setattr(progress, "say", said.append)
+    timing = runner.time_epochs_of("table1-cifar100", preset="smoke", out=tmp_path, progress=progress)
+    assert {row["form"] for row in timing["rows"]} == {"fused", "plain"}
+    assert "Left out: torch.compile of these: compiling a ResNet takes minutes" in epoch_timing.table(timing)
+    assert "training images of scikit-learn digits" in said[0] and said[1].endswith("first batches")
 
 
 def test_times_of_one_epoch_are_still_shown() -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import pickle
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zbkernels.checkpoint import CheckpointError
-from zbkernels.models import ARCHITECTURES, build, parameter_count
+from zbkernels.models import ARCHITECTURES, ResNet, build, parameter_count
 from zbkernels.models.reference import (
     EfficientNet,
     PackageUnavailable,
@@ -26,6 +31,7 @@ from zbkernels.models.reference import (
     load_from_package,
     load_reference,
 )
+from zbkernels.models.reference.names import resnet_title, vit_title
 from zbkernels.models.reference.vit import EncoderLayer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -237,7 +243,11 @@ def same(path: Path, model: nn.Module, image: int) -> bool:
 def test_a_checkpoint_gives_the_networks_own_outputs(family: str, form: str, tmp_path: Path) -> None:
     model: nn.Module
     if family == "ViT":
-        model, title, image = VisionTransformer(SMALL), "ViT-64 wide, /8, torchvision", 32
+        model, title, image = (
+            VisionTransformer(SMALL),
+            "a ViT of 2 layers, 64 wide, MLPs 96, patches 8, torchvision",
+            32,
+        )
     elif family == "EfficientNet":
         model, title, image = EfficientNet(7), "EfficientNet-B0, torchvision", 64
     else:
@@ -355,7 +365,7 @@ def test_names_that_do_not_fit_are_listed(vit_file: Path) -> None:
     torch.save(state, vit_file)
     with pytest.raises(
         CheckpointError,
-        match=r"don't fit ViT.*missing: encoder\.ln\.bias; unexpected: dist_token; of the wrong shape: "
+        match=r"don't fit a ViT.*missing: encoder\.ln\.bias; unexpected: dist_token; of the wrong shape: "
         r"heads\.head\.bias \[6\] instead of \[5\]",
     ):
         load_reference(vit_file)
@@ -375,6 +385,77 @@ def test_odd_shapes_are_refused_too(name: str, value: Tensor | None, vit_file: P
     torch.save(state, vit_file)
     with pytest.raises(CheckpointError, match=r"vit\.pth: its tensors (have shapes of no known|don't fit)"):
         load_reference(vit_file)
+
+
+STATES = {
+    "vit": lambda: VisionTransformer(SMALL).state_dict(),
+    "resnet": lambda: build(
+        replace(ARCHITECTURES["resnet18-imagenet-bn"], width=4),  # type: ignore[arg-type]
+        (3, 224, 224),
+        5,
+        bias=True,
+    ).state_dict(),
+}
+TELLING = {
+    "vit": (
+        "conv_proj.weight",
+        "encoder.pos_embedding",
+        "heads.head.weight",
+        "encoder.layers.encoder_layer_0.mlp.0.weight",
+    ),
+    "resnet": ("conv1.weight", "layer1.0.conv1.weight", "fc.weight", "bn1.running_var"),
+}
+
+
+@pytest.mark.parametrize("family", sorted(STATES))
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_any_other_shape_is_one_line(
+    family: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of the tensors that a network's size is told by: empty, huge, of another number of dimensions."""
+    state = {name: value.clone() for name, value in STATES[family]().items()}
+    name = data.draw(st.sampled_from(TELLING[family]))
+    shape = list(state[name].shape)
+    if data.draw(st.booleans()):
+        shape[data.draw(st.integers(0, len(shape) - 1))] = data.draw(st.sampled_from([0, 1, 2, 10**6, 2**33]))
+    else:
+        shape = data.draw(st.lists(st.sampled_from([0, 1, 3, 64, 2**20]), max_size=5))
+    assume(shape != list(state[name].shape) and math.prod(shape) < 2**60)
+    state[name] = torch.zeros(()).expand(shape)  # takes no memory, in the file either
+    path = tmp_path_factory.mktemp("shapes") / "weights.pth"
+    torch.save(state, path)
+    told = ""
+    try:
+        load_reference(path)
+    except CheckpointError as error:
+        told = str(error)
+    assert told.startswith(f"{path}: ") and "\n" not in told
+    if state[name].numel() <= 10**6:  # and where the numbers are there; some shapes are of another network
+        torch.save({**state, name: state[name].clone()}, path)
+        with suppress(CheckpointError):
+            load_reference(path)
+
+
+def test_patches_of_no_pixels(vit_file: Path) -> None:
+    state = torch.load(vit_file, weights_only=True)
+    state["conv_proj.weight"] = torch.zeros(192, 3, 0, 0)
+    torch.save(state, vit_file)
+    with pytest.raises(
+        CheckpointError, match=r"vit\.pth: .*conv_proj\.weight: expected 4 dimensions, none of them 0, got"
+    ):
+        load_reference(vit_file)
+
+
+def test_published_names_are_of_the_published_sizes() -> None:
+    tiny = ViTSize(width=192, depth=12, heads=3, hidden=768)
+    assert [vit_title(size) for size in (ViTSize(), tiny)] == ["ViT-B/16", "ViT-Ti/16"]
+    assert vit_title(replace(tiny, depth=2)) == "a ViT of 2 layers, 192 wide, MLPs 768, patches 16"
+    assert vit_title(replace(tiny, hidden=192)).startswith("a ViT of 12 layers")
+    row = ARCHITECTURES["resnet50-bn"]
+    assert isinstance(row, ResNet) and "2+5" in resnet_title(replace(row, depths=(2, 5, 6, 3)))
+    assert resnet_title(replace(row, name="ResNet50")) == "ResNet50"
+    assert resnet_title(replace(row, width=8)) == "a ResNet of 3+4+6+3 bottleneck blocks, stem 8 wide"
 
 
 def test_a_vit_of_another_form_is_refused(vit_file: Path) -> None:

@@ -228,6 +228,67 @@ def test_grey_palette_cmyk_and_transparent_files(tmp_path: Path) -> None:
         assert np.abs(decode(path).astype(int) - 90).max() <= 1, mode
 
 
+@pytest.mark.parametrize("form", ["I;16 png", "I;16B tif", "I tif", "F tif"])
+def test_grey_of_more_than_8_bits_keeps_its_range(form: str, tmp_path: Path) -> None:
+    """PIL's own conversion makes all of these white, or black."""
+    mode, suffix = form.split()
+    path, ramp = tmp_path / f"deep.{suffix}", np.tile(np.linspace(0, 1, 224), (224, 1))
+    kind = {"I;16": np.uint16, "I;16B": np.dtype(">u2"), "I": np.int32, "F": np.float32}[mode]
+    values = (ramp if mode == "F" else np.rint(ramp * 65535)).astype(kind)
+    Image.fromarray(values).save(path)
+    with Image.open(path) as opened:
+        assert opened.mode == mode or (mode == "I;16" and opened.mode == "I")
+    pixels = decode(path, size=196)  # the middle of as many pixels as there are
+    assert np.abs(pixels - np.rint(ramp * 255)[14:210, 14:210]).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(1.5, np.float32), (float("nan"), np.float32), (70_000, np.int32)]
+)
+def test_grey_of_an_unknown_range_is_refused(value: float, kind: type, tmp_path: Path) -> None:
+    Image.fromarray(np.full((30, 30), value).astype(kind)).save(tmp_path / "a.tif")
+    with pytest.raises(
+        DataError, match=r"a\.tif: .*expected (floating|whole) grey values in 0 to (1|65535), got"
+    ):
+        decode(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize(
+    "what", ["pipe", "link to itself", "link to nowhere", "link to a folder above", "class"]
+)
+def test_only_regular_files_are_images(what: str, tmp_path: Path) -> None:
+    """A pipe would be waited for, a link back followed for ever."""
+    write_image(tmp_path / "a/x.png", 1)
+    write_image(tmp_path / "b/deep/x.png", 1)
+    there, said = tmp_path / "b/deep/y.JPG", r"deep/y\.JPG: "
+    if what == "pipe":
+        os.mkfifo(there)
+        said += "expected a regular file, got none"
+    elif what == "link to a folder above":
+        there.symlink_to(tmp_path / "b")
+        said += r"a link back to .*/b, which it lies in"
+    elif what == "class":
+        (tmp_path / "c").symlink_to("c")
+        said = r"/c: cannot be followed \(Too many"
+    else:
+        there.symlink_to(there if what == "link to itself" else tmp_path / "nowhere")
+        said += (
+            "cannot be followed"
+            if what == "link to itself"
+            else "expected a regular file, got a link that leads"
+        )
+    with pytest.raises(DataError, match=said):
+        read_folder(tmp_path)
+
+
+def test_links_to_files_and_folders_elsewhere_are_followed(tmp_path: Path) -> None:
+    write_image(tmp_path / "kept/x.png", 1)
+    (tmp_path / "set/a").mkdir(parents=True)
+    (tmp_path / "set/a/y.png").symlink_to(tmp_path / "kept/x.png")
+    (tmp_path / "set/b").symlink_to(tmp_path / "kept")
+    assert read_folder(tmp_path / "set").files == ("a/y.png", "b/x.png")
+
+
 # Batches.
 
 

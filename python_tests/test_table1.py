@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from zbkernels.data.cifar import CIFAR100
 from zbkernels.experiments import (
     ExperimentError,
     augmentation_claims,
+    loss_curves,
     loss_curves_claims,
     runner,
     table1,
@@ -34,6 +36,7 @@ from zbkernels.experiments.input_gain import input_gain
 from zbkernels.experiments.progress import Progress
 from zbkernels.experiments.stand_ins import load_or_stand_in
 from zbkernels.experiments.table1_row import RowPreset, preset_architecture
+from zbkernels.nap.sources import NapError, load_images, load_model
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, report
 from zbkernels.train import DivergedError
 
@@ -381,16 +384,56 @@ def panel_of(with_bias: list[list[float]], without: list[list[float]], **data: A
 def test_distances_by_hand() -> None:
     panel = panel_of([[2.0, 1.0], [2.2, 1.4]], [[2.1, 1.3], [2.1, 1.5]])
     found = loss_curves_claims.distance(panel, "train_loss")
-    # means 2.1, 1.2 and 2.1, 1.4: apart by 0 and 0.2, which is 1/6 of 1.2 and, over pooled deviations of
-    # sqrt((0.08 + 0.02) / 2), 0.894
-    assert found.relative == pytest.approx(1 / 6)
-    assert found.epoch == 2
-    assert found.in_deviations == pytest.approx(0.2 / math.sqrt(0.05))
+    # means 2.1, 1.2 and 2.1, 1.4: apart by 0 and 0.2, which is 1/6 of 1.2 and, over the standard error
+    # sqrt(0.08 / 2 + 0.02 / 2), 0.894
+    assert found.gap.relative == pytest.approx(1 / 6)
+    assert found.gap.epoch == 2
+    assert found.gap.in_errors == found.gap.above == pytest.approx(0.2 / math.sqrt(0.05))
     assert found.same_seed == pytest.approx((0.3 + 0.1 / 1.4) / 2)
     assert found.same_kind == pytest.approx((0.4 + 0.2 / 1.3) / 2)
     alone = loss_curves_claims.distance(panel_of([[2.0]], [[2.2]]), "test_loss")
-    assert (alone.in_deviations, alone.same_kind) == (None, None)
-    assert alone.relative == alone.same_seed == pytest.approx(0.1)
+    assert (alone.gap.in_errors, alone.gap.above, alone.same_kind) == (None, None, None)
+    assert alone.gap.relative == alone.same_seed == pytest.approx(0.1)
+
+
+def test_more_seeds_make_the_yardstick_finer() -> None:
+    """The means of two kinds that differ by one deviation of single networks: many seeds tell them apart."""
+    for pairs, expected in ((1, WITHIN_SPREAD), (8, FAILS)):
+        panel = panel_of([[1.0], [1.2]] * pairs, [[1.14], [1.34]] * pairs)
+        assert loss_curves_claims.verdict(panel).verdict == expected
+        assert loss_curves_claims.distance(panel, "test_loss").same_kind is not None
+
+
+def test_table_1_and_figure_5_judge_the_same_curves_alike(smoke: Path) -> None:
+    metrics = metrics_of(smoke / "table1-mnist-smoke")
+    metrics["data"]["as_in_paper"] = True
+    units = metrics["units"]
+    for seed, shift in ((1, 0.3), (2, -0.3)):
+        units += [
+            {
+                **unit,
+                "seed": seed,
+                "epochs": [
+                    {
+                        **epoch,
+                        "train_loss": epoch["train_loss"] * (1 + shift),
+                        "test_loss": epoch["test_loss"] + shift,
+                    }
+                    for epoch in unit["epochs"]
+                ],
+            }
+            for unit in units[:2]
+        ]
+    for factor, expected in ((1.0, None), (1.1, WITHIN_SPREAD), (3.0, FAILS)):
+        for unit in units:
+            if unit["variant"] == "without-bias":
+                for epoch in unit["epochs"]:
+                    epoch["train_loss"] *= factor
+        panel = loss_curves._panel("5a", metrics)
+        of_table = next(v for v in table1_claims.verdicts(metrics) if "Figure 5" in v.claim)
+        of_curves = loss_curves_claims.verdict(panel)
+        assert (of_table.verdict, of_table.measured) == (of_curves.verdict, of_curves.measured)
+        assert expected in (None, of_table.verdict)
 
 
 @pytest.mark.parametrize(
@@ -458,6 +501,74 @@ def test_images_come_to_mean_square_one(composite_root: Path) -> None:
         images = data.test.images[:4]
         torch.testing.assert_close(model(images), bare(gain * images))
         assert model(images).abs().sum() > 0
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_trained_networks_of_every_row_load_by_their_folder(smoke: Path, part: str) -> None:
+    """With the gain before them, where the row has one: the accuracy is the one that was measured."""
+    run = metrics_of(smoke / f"{part}-smoke")
+    images = load_images("digits:test", None).first(run["data"]["test_images"])
+    for unit in run["units"]:
+        folder = smoke / f"{part}-smoke" / "units" / f"{unit['variant']}-seed{unit['seed']}"
+        model = load_model(str(folder), images, None, torch.device("cpu"))
+        with torch.no_grad():
+            right = (model(images.images).argmax(1) == images.labels).float().mean()
+        assert 100 * right.item() == pytest.approx(unit["sweep"][0]["accuracy"], abs=1.01), (
+            folder
+        )  # a near-tie
+        gain = json.loads((folder / "settings.json").read_text()).get("input_gain")
+        assert (
+            (gain is not None) == hasattr(model, "gain") == (part in ("table1-cifar100", "table1-imagenet"))
+        )
+        assert gain is None or model.gain.gain == gain
+
+
+def test_a_gain_that_is_lost_is_told(smoke: Path, tmp_path: Path) -> None:
+    folder = smoke / "table1-cifar100-smoke/units/without-bias-seed0"
+    images = load_images("digits:test", None).first(2)
+    shutil.copy(folder / "model.safetensors", tmp_path / "a.safetensors")
+    with pytest.raises(
+        NapError, match=r"a\.safetensors: the weights are of a network that sees multiplied images"
+    ):
+        load_model(str(tmp_path / "a.safetensors"), images, "resnet18-w16", torch.device("cpu"))
+    settings = json.loads((folder / "settings.json").read_text())
+    (tmp_path / "settings.json").write_text(json.dumps({**settings, "input_gain": "2"}))
+    with pytest.raises(NapError, match=r"expected input_gain in its settings.json to be a number, got '2'"):
+        load_model(str(tmp_path / "a.safetensors"), images, None, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("run", ["table1-mnist", "loss-curves"])
+def test_one_epoch_is_drawn_and_no_legend_lies_on_the_curves(
+    smoke: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda canvas, *_, **__: drawn.append(canvas))
+    metrics = metrics_of(smoke / f"{run}-smoke")
+    for epochs in (None, 1):
+        if epochs:
+            for unit in metrics.get("units", ()):
+                unit["epochs"] = unit["epochs"][:1]
+            for panel in metrics.get("panels", ()):
+                panel["curves"] = {
+                    variant: {key: [curve[:1] for curve in curves] for key, curves in kinds.items()}
+                    for variant, kinds in panel["curves"].items()
+                }
+            for each in metrics.get("panels", [metrics]):
+                each["training"]["epochs"] = 1
+        experiments.get(run).figure(metrics, tmp_path / "figure.png")
+        canvas = drawn[-1]
+        canvas.draw_without_rendering()
+        for axes in canvas.axes:
+            legends = [axes.get_legend(), *canvas.legends]
+            boxes = [legend.get_window_extent() for legend in legends if legend is not None]
+            assert boxes and not any(box.overlaps(axes.get_window_extent()) for box in boxes)
+            if axes.get_xlabel() == "epoch":
+                assert all(tick == int(tick) for tick in axes.get_xticks())
+                for line in axes.get_lines():
+                    assert (line.get_marker() == "o") == (epochs == 1)
+                    assert epochs is None or list(axes.get_xticks()) == [1]
 
 
 def test_names_are_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch import Tensor
 
 from zbkernels.checkpoint import CheckpointError
 from zbkernels.models import ARCHITECTURES, ResNet, build, load_torchvision_resnet
@@ -182,6 +184,45 @@ def test_broken_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"list.pth: expected tensors by name, got list"):
         load_torchvision_resnet(model, tmp_path / "list.pth")
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("fc.weight", Tensor.to_sparse, r"fc.weight \(sparse_coo instead of dense\)"),
+        ("fc.weight", Tensor.to_sparse_csr, r"fc.weight \(sparse_csr instead of dense\)"),
+        (
+            "conv1.weight",
+            lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8),
+            "quantised instead of dense",
+        ),
+        ("conv1.weight", lambda w: w.to("meta"), r"conv1.weight \(no values\)"),
+        (
+            "bn1.running_var",
+            lambda w: w.to(torch.complex64),
+            r"running_var \(complex64 instead of floating numbers",
+        ),
+        ("layer4.0.conv1.weight", Tensor.long, r"conv1.weight \(int64 instead of floating numbers"),
+        ("fc.bias", Tensor.bool, r"fc.bias \(bool instead of floating numbers"),
+        ("bn1.num_batches_tracked", lambda w: w.to(torch.complex64), "complex64 instead of real numbers"),
+    ],
+)
+def test_other_forms_of_tensors_are_refused_before_anything_is_written(
+    name: str, change: Callable[[Tensor], Tensor], said: str
+) -> None:
+    row = "resnet18-imagenet-bn"
+    model, state = model_of(row, 3, first=8), torchvision_state(row, 3, first=8)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=f"the state dict: .* of the wrong form: .*{said}"):
+        load_torchvision_resnet(model, {**state, name: change(state[name])})
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_what_is_no_number_is_loaded_as_it_is() -> None:
+    row = "resnet18-imagenet-bn"
+    model, state = model_of(row, 3, first=8), torchvision_state(row, 3, first=8)
+    load_torchvision_resnet(model, {**state, "fc.bias": torch.full((3,), torch.inf, dtype=torch.bfloat16)})
+    assert model.state_dict()["fc.bias"].isinf().all()
 
 
 def test_a_checkpoint_with_normalisation_does_not_load_into_a_network_without() -> None:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from zbkernels import cli
 from zbkernels.checkpoint import CheckpointError
 from zbkernels.data import Dataset, Split, load
-from zbkernels.experiments import ExperimentError, runner, zero_image, zero_image_claims
+from zbkernels.experiments import ExperimentError, runner, zero_image, zero_image_claims, zero_image_figure
 from zbkernels.experiments.progress import Progress
 from zbkernels.experiments.zero_image_checkpoints import ZERO_TENSOR, digest, look_at, parse
 from zbkernels.experiments.zero_image_measures import (
@@ -218,17 +218,19 @@ def test_checkpoints_are_part_of_the_settings(smoke: Path) -> None:
         str(smoke.parent / "vit.pth")
     )
     settings = zero_image.EXPERIMENT
-    same = runner._settings(settings, "smoke", "cpu", None, None, "fused", (str(smoke.parent / "vit.pth"),))
-    assert not runner._finished(smoke, same)  # one checkpoint less
+    same = runner.settings_for(
+        settings, "smoke", "cpu", None, None, "fused", (str(smoke.parent / "vit.pth"),)
+    )
+    assert not runner.is_finished(smoke, same)  # one checkpoint less
 
 
 def test_runs_from_before_checkpoints_are_still_finished(tmp_path: Path) -> None:
-    wanted = runner._settings(zero_image.EXPERIMENT, "smoke", "cpu", None, None, "fused")
+    wanted = runner.settings_for(zero_image.EXPERIMENT, "smoke", "cpu", None, None, "fused")
     old = runner._json(wanted)
     del old["checkpoints"]
     (tmp_path / "config.json").write_text(json.dumps({"settings": old}))
     (tmp_path / "metrics.json").write_text("{}")
-    assert runner._finished(tmp_path, wanted)
+    assert runner.is_finished(tmp_path, wanted)
 
 
 def test_report_draws_again(smoke: Path) -> None:
@@ -359,7 +361,8 @@ def made(**change: Any) -> dict[str, Any]:
     units = [
         made_unit(training, variant) for training in TRAININGS for variant in ("with-bias", "without-bias")
     ]
-    return {"networks": [{"name": "a network", "units": units}], "references": [], **change}
+    network = {"name": "a network", "data": {"name": "mnist", "title": "MNIST"}, "units": units}
+    return {"networks": [network], "references": [], **change}
 
 
 def verdict(metrics: dict[str, Any], claim: int) -> str:
@@ -448,7 +451,44 @@ def test_figure_4_is_judged_by_trained_checkpoints_alone() -> None:
     assert verdict(made(references=as_in_paper[:2]), ORDER) == NOT_TESTABLE
     other = [*as_in_paper[:2], reference("ViT", 0.9, 0.55)]  # on one of the two inputs only
     assert verdict(made(references=other), ORDER) == FAILS
-    assert verdict(made(references=[reference("ViT", 0.9, 0.51)]), KNOWN) == FAILS
+    other = [*as_in_paper[:2], reference("ViT", 0.9, 0.51)]
+    assert verdict(made(references=other), KNOWN) == FAILS
+
+
+def test_a_claim_about_three_families_is_not_judged_by_one() -> None:
+    found = zero_image_claims.verdicts(made(references=[reference("ResNet", 0.7, 0.7)]))
+    assert found[KNOWN].verdict == found[ORDER].verdict == NOT_TESTABLE
+    assert found[KNOWN].measured == (
+        "no checkpoint of EfficientNet or ViT was given; likeliest class, times 1/C: ResNet (1 checkpoint) 1.40"
+    )
+    assert found[ORDER].measured == "no checkpoint of EfficientNet or ViT was given"
+    two = [reference("ViT", 0.7, 0.7), reference("ViT", 0.9, 0.9), reference("swin", 0.9, 0.9)]
+    assert (
+        "ViT (2 checkpoints) 1.40 to 1.80" in zero_image_claims.verdicts(made(references=two))[KNOWN].measured
+    )
+
+
+def test_the_papers_sentences_on_trained_networks_need_its_data() -> None:
+    metrics = made()
+    metrics["networks"][0]["data"] = {"name": "digits", "title": "scikit-learn digits"}
+    found = zero_image_claims.verdicts(metrics)
+    for claim in (BIASED, AUGMENTED):
+        assert (found[claim].verdict, found[claim].measured) == (
+            NOT_TESTABLE,
+            "the data are scikit-learn digits",
+        )
+    assert found[UNIFORM].verdict == found[IMBALANCE].verdict == HOLDS  # theorems
+
+
+def test_known_networks_have_a_uniform_line_for_each_number_of_classes() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    known = [{**reference("ViT", 0.9, 0.9), "title": "a"}, {**reference("ResNet", 0.7, 0.7), "title": "b"}]
+    known[1]["inputs"] = [{"probabilities": [0.1, 0.2, 0.3, 0.4]}] * 2
+    zero_image_figure._draw_known(axes, known)
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
+    assert lines["uniform over 2"] == [0.5, 0.5] and lines["uniform over 4"] == [0.25, 0.25]
 
 
 def test_presets_train_the_networks_of_table_1() -> None:

@@ -234,10 +234,17 @@ def _arrays(published: CifarSet, file: _File, official_count: int) -> tuple[np.n
         )
     wrong = [label for label in labels if not isinstance(label, int) or not 0 <= label < published.classes]
     if wrong:
-        raise file.broken(f"expected labels 0 to {published.classes - 1}, got {wrong[0]!r}")
+        raise file.broken(f"expected labels 0 to {published.classes - 1}, got {_shown(wrong[0])}")
     if len(pixels) == official_count and not file.official:
         raise file.broken(f"damaged: it holds {official_count:,} images, but not the official content")
     return pixels.reshape(-1, *_IMAGE), np.array(labels, dtype=np.int64)
+
+
+def _shown(label: Any) -> str:
+    """A wrong label, for a message: others than small ones can be of any size."""
+    if (isinstance(label, str) and len(label) <= 20) or (isinstance(label, int) and label.bit_length() <= 64):
+        return repr(label)
+    return f"a value of {type(label).__name__}" + (" of more than 64 bits" if isinstance(label, int) else "")
 
 
 def _split(published: CifarSet, batches: list[tuple[np.ndarray, np.ndarray]]) -> Split:
@@ -251,7 +258,10 @@ def _names(published: CifarSet, file: _File) -> tuple[str, ...]:
     if not isinstance(names, list) or len(names) != published.classes:
         got = len(names) if isinstance(names, list) else type(names).__name__
         raise file.broken(f"expected '{published.names_key}' to be {published.classes} names, got {got}")
-    return tuple(str(name) for name in names)
+    if not all(isinstance(name, str) for name in names):
+        other = next(type(name).__name__ for name in names if not isinstance(name, str))
+        raise file.broken(f"expected '{published.names_key}' to be names, got a value of {other} among them")
+    return tuple(names)
 
 
 def _check_balanced(published: CifarSet, folder: Path, train: Split) -> None:

@@ -28,12 +28,16 @@ def decode(path: str | Path, draw: tuple[int, int, int] | None = None, size: int
             mirrored are drawn; None: the shorter side is resized to ``size·256/224`` and the middle taken.
 
     Raises:
-        DataError: the file cannot be read or is no whole image.
+        DataError: the file cannot be read or is no whole image, or its grey values are in no known range
+            (:func:`deep_grey`).
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as opened:
+            grey = deep_grey(opened)
+            if grey is not None:
+                opened = Image.fromarray(np.rint(grey * 255).astype(np.uint8))
             image = opened.convert("RGB")  # reads the whole file; a few of ImageNet's are grey or CMYK
     except UnidentifiedImageError as error:
         raise DataError(f"{path}: expected an image file, got none that can be identified") from error
@@ -48,6 +52,26 @@ def decode(path: str | Path, draw: tuple[int, int, int] | None = None, size: int
         if chance.random() < 0.5:
             pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.ascontiguousarray(np.asarray(pixels, dtype=np.uint8).transpose(2, 0, 1))  # [3, size, size]
+
+
+def deep_grey(image: Any) -> np.ndarray | None:
+    """Pixels ``[H, W]`` float32 in [0, 1] of a picture of PIL with one channel of more than 8 bits; None of any other.
+
+    PIL's own conversion to 8 bits cuts such values off at 255. Integers (16 bits, in modes ``I;16…`` and ``I``) are
+    divided by 65535; floating values (mode ``F``) are taken as they are.
+
+    Raises:
+        ValueError: integers outside 0 … 65535, or floating values outside [0, 1].
+    """
+    if not image.mode.startswith(("I", "F")):
+        return None
+    values = np.asarray(image)
+    largest, kind = (1, "floating") if image.mode == "F" else (65535, "whole")
+    if values.size and not (values.min() >= 0 and values.max() <= largest):  # not: NaN fails too
+        raise ValueError(
+            f"expected {kind} grey values in 0 to {largest}, got {values.min():g} to {values.max():g}"
+        )
+    return values.astype(np.float32) / np.float32(largest)
 
 
 def random_box(width: int, height: int, chance: random.Random) -> Box:

@@ -46,15 +46,17 @@ def read_folder(path: Path, classes: tuple[str, ...] | None = None) -> Folder:
 
     Raises:
         DataError: there is no such folder or no class folder in it, a class has no image, two numeric names mean the
-            same label, or the classes are others than expected.
+            same label, or the classes are others than expected; a folder cannot be listed, a link leads nowhere or
+            back, or what has an image's name is no regular file.
     """
     if not path.is_dir():
         raise DataError(f"{path}: no such folder; expected one folder for each class in it")
     names, loose = [], 0
-    for entry in os.scandir(path):
-        if entry.is_dir() and not entry.name.startswith("."):
+    for entry in _entries(path):
+        if _is_folder(entry):
             names.append(entry.name)
-        loose += entry.is_file() and entry.name.lower().endswith(SUFFIXES)
+        elif entry.name.lower().endswith(SUFFIXES):
+            loose += 1
     if not names:
         got = f"{loose:,} images side by side" if loose else "none"
         raise DataError(f"{path}: expected one folder of images for each class, got {got}")
@@ -71,7 +73,7 @@ def read_folder(path: Path, classes: tuple[str, ...] | None = None) -> Folder:
         names = list(classes)
     files, labels, ignored = [], [], []
     for label, name in enumerate(names):
-        found = sorted(_files_below(path / name, name))
+        found = sorted(_files_below(path / name, name, (path,)))
         images = [file for file in found if file.lower().endswith(SUFFIXES)]
         if not images:
             got = f"only {_some(found)}" if found else "an empty folder"
@@ -82,16 +84,41 @@ def read_folder(path: Path, classes: tuple[str, ...] | None = None) -> Folder:
     return Folder(path, tuple(names), tuple(files), tuple(labels), tuple(ignored))
 
 
-def _files_below(folder: Path, prefix: str) -> list[str]:
+def _files_below(folder: Path, prefix: str, above: tuple[Path, ...]) -> list[str]:
+    """``above``: the folders that lead here, to none of which a link may lead back."""
     found = []
-    for entry in os.scandir(folder):
-        if entry.name.startswith("."):
-            continue  # what a file system or a copying program leaves behind
-        if entry.is_dir():
-            found += _files_below(Path(entry.path), f"{prefix}/{entry.name}")
+    for parent in above:
+        if folder.samefile(parent):
+            raise DataError(f"{folder}: a link back to {parent}, which it lies in; delete it")
+    for entry in _entries(folder):
+        if _is_folder(entry):
+            found += _files_below(Path(entry.path), f"{prefix}/{entry.name}", (*above, folder))
         else:
             found.append(f"{prefix}/{entry.name}")
     return found
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """All but hidden ones: what a file system or a copying program leaves behind."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed ({error.strerror})") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder; if not, it must be a regular file or have no image's name: a pipe would be waited for."""
+    try:
+        if entry.is_dir():
+            return True
+        regular = entry.is_file()
+    except OSError as error:  # a link to itself, for one
+        raise DataError(f"{entry.path}: cannot be followed ({error.strerror}); delete it") from error
+    if not regular and entry.name.lower().endswith(SUFFIXES):
+        got = "a link that leads nowhere" if entry.is_symlink() and not os.path.exists(entry.path) else "none"
+        raise DataError(f"{entry.path}: expected a regular file, got {got}; delete it")
+    return False
 
 
 def _check_numbers(path: Path, names: list[str]) -> None:

@@ -36,7 +36,10 @@ class _Contestant:
     epochs: list[dict[str, float]] = field(default_factory=list)
 
     def train(self, data: Dataset, order: torch.Tensor) -> float:
-        return train_epoch(self.run, data.train, self.optimizer, self.config, order)
+        """Crops, flips and mixtures are drawn from the images' order, so that every form trains on the same."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed + int(order[: self.config.batch_size].sum()))
+            return train_epoch(self.run, data.train, self.optimizer, self.config, order)
 
 
 def time_forms(
@@ -46,13 +49,16 @@ def time_forms(
     *,
     epochs: int = EPOCHS,
     say: Callable[[str], None] = lambda text: None,
+    absent: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Train every form for some epochs on the same batches, in turns, and add up each one's time.
 
     Args:
         forms: (a key of :data:`FORMS`, memory format) -> a network, plain for ``compiled``; all hold the same
             weights. A form that torch cannot compile here is left out, with the reason in ``absent``.
-        say: receives a line of text after each epoch of each form.
+        say: receives a line of text before each form's first batches, on which it is compiled and checked, and after
+            each epoch of each form.
+        absent: forms that were not made, and why, by their names in the report.
 
     Raises:
         ExperimentError: the forms do not agree on the loss of the first batch.
@@ -62,7 +68,7 @@ def time_forms(
     contestants = [_contestant(form, layout, model, config) for (form, layout), model in forms.items()]
     shuffle = torch.Generator().manual_seed(config.seed)  # the order of images is that of a whole training
     turns = _turns(data, config, shuffle)
-    absent = _warm_up(contestants, data, turns)
+    absent = {**(absent or {}), **_warm_up(contestants, data, turns, say)}
     for epoch in range(1, epochs + 1):
         if epoch > 1:
             turns = _turns(data, config, shuffle)
@@ -150,7 +156,10 @@ def _turns(data: Dataset, config: TrainConfig, shuffle: torch.Generator) -> tupl
 
 
 def _warm_up(
-    contestants: list[_Contestant], data: Dataset, turns: tuple[torch.Tensor, ...]
+    contestants: list[_Contestant],
+    data: Dataset,
+    turns: tuple[torch.Tensor, ...],
+    say: Callable[[str], None],
 ) -> dict[str, str]:
     """Train each form on the first turn and on the last (whose last batch has a shape of its own), and put its state
     back; forms that cannot be compiled are taken out of the list.
@@ -164,6 +173,10 @@ def _warm_up(
     losses: dict[str, float] = {}
     absent: dict[str, str] = {}
     for contestant in list(contestants):
+        first = (
+            "compiling, minutes for a deep network, and first" if contestant.form == "compiled" else "first"
+        )
+        say(f"{contestant.label}: {first} batches")
         weights = {name: value.clone() for name, value in contestant.model.state_dict().items()}
         try:
             losses[contestant.label] = contestant.train(data, turns[0][: contestant.config.batch_size])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zbkernels.experiments.loss_curves_claims import CURVES, both_kinds, distance, verdict
-from zbkernels.experiments.table1_report import COLOURS, LABELS
+from zbkernels.experiments.loss_curves_claims import both_kinds, distance, verdict
+from zbkernels.experiments.loss_gap import CURVES, RULE
+from zbkernels.experiments.table1_report import COLOURS, LABELS, label_epochs, one_epoch_mark
 from zbkernels.report import markdown_table, mean, verdict_table
 
 _NONE = "-"  # in a cell
@@ -25,7 +26,7 @@ def _heading(panel: dict[str, Any]) -> str:
     data, training, source = panel["data"], panel["training"], panel["from"]
     text = (
         f"- {panel['panel']}: **{data['title']}**, {data['train_images']:,} training images; "
-        f"{panel['architecture']['name']}, {training['epochs']} epochs of {training['optimizer']}, learning rate "
+        f"{panel['architecture']['name']}, {_epochs(panel)} of {training['optimizer']}, learning rate "
         f"{training['lr']}, batch {training['batch_size']}; {source['experiment']}, preset {source['preset']}."
     )
     if data.get("stand_in_for"):
@@ -48,21 +49,22 @@ def _distances(metrics: dict[str, Any]) -> str:
                     f"{panel['panel']} {_short(panel['data'])}, {label}",
                     str(len(panel["curves"]["with-bias"][key])),
                     *(f"{last[variant]:.4f}" for variant in LABELS),
-                    f"{100 * found.relative:.2f}",
-                    str(found.epoch),
-                    _number(found.in_deviations, 1),
+                    f"{100 * found.gap.relative:.2f}",
+                    str(found.gap.epoch),
+                    _number(found.gap.in_errors, 1),
                     _number(found.same_seed, 100),
                     _number(found.same_kind, 100),
                 ]
             )
     header = ["curve", "seeds", *(f"last loss, {label}" for label in LABELS.values())]
-    header += ["means apart, at most (%)", "at epoch", "in standard deviations, at most"]
+    header += ["means apart, at most (%)", "at epoch", "in standard errors, at most"]
     header += ["same seed, both kinds (%)", "two seeds of one kind (%)"]
     note = (
         "\nEach distance is the largest over the epochs. Percentages are of the loss with bias (of the first of two of "
         "one kind); the last two columns are means over all such pairs of networks. A network with "
         "bias and the one without of the same seed start from the same weights and see the images in the same order. "
-        "The paper shows the curves and gives no number.\n"
+        f"The paper shows the curves and gives no number; the rule is ours: {RULE}. Standard errors are those of the "
+        "difference of the two means.\n"
     )
     return markdown_table(header, rows) + note
 
@@ -88,15 +90,20 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
                     continue
                 epochs = range(1, len(curves[0]) + 1)
                 # Without bias above, thinner: where the curves agree, both colours are seen.
+                mark = one_epoch_mark(len(curves[0]), key)
                 width, order = (2.6, 2) if variant == "with-bias" else (1.2, 3)
                 means = [mean(values) for values in zip(*curves, strict=True)]
                 for curve in curves if len(curves) > 1 else ():
-                    axes.plot(epochs, curve, color=COLOURS[variant], alpha=0.25, lw=0.6, zorder=1)
-                axes.plot(epochs, means, color=COLOURS[variant], ls=style, lw=width, zorder=order)
-        axes.set(xlabel="epoch", ylabel="cross-entropy")
+                    axes.plot(
+                        epochs, curve, color=COLOURS[variant], alpha=0.25, lw=0.6, ms=3, zorder=1, **mark
+                    )
+                axes.plot(
+                    epochs, means, color=COLOURS[variant], ls=style, lw=width, ms=5, zorder=order, **mark
+                )
+        axes.set(ylabel="cross-entropy")
         axes.set_ylim(0, 1.05 * max((max(line.get_ydata()) for line in axes.get_lines()), default=1))
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        network = f"{panel['architecture']['name']}, {panel['training']['epochs']} epochs"
+        label_epochs(axes, panel["training"]["epochs"])
+        network = f"{panel['architecture']['name']}, {_epochs(panel)}"
         axes.set_title(f"({panel['panel'][-1]}) {_short(panel['data'])}: {network}", loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, lw=0.6)
@@ -117,6 +124,11 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     canvas.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     canvas.suptitle(f"{metrics['experiment']} ({metrics['preset']})", fontsize=12)
     canvas.savefig(path, dpi=130)
+
+
+def _epochs(panel: dict[str, Any]) -> str:
+    epochs = panel["training"]["epochs"]
+    return f"{epochs} epoch{'s' if epochs != 1 else ''}"
 
 
 def _short(data: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from zbkernels.experiments.table1_row import (
     reduced_in,
 )
 from zbkernels.experiments.units import BIASES, Unit, expect, train_unit
-from zbkernels.models import build, parameter_count
+from zbkernels.models import ResNet, build, parameter_count
 from zbkernels.train import DivergedError, Epoch, TrainConfig, memory_format
 
 
@@ -100,14 +100,23 @@ def time_epochs(row: Row, context: RunContext) -> dict[str, Any]:
     seed = context.settings.seeds[0]
     layouts = ("contiguous", "channels_last") if row.layout == "channels_last" else ("contiguous",)
     kind = next(kind for kind in row.kinds if not kind.bias)
+    absent: dict[str, str] = {}
+    if context.settings.preset == "smoke" and isinstance(architecture(row, preset, kind), ResNet):
+        absent[FORMS["compiled"]] = (
+            "compiling a ResNet takes minutes, and the preset smoke is meant to take seconds"
+        )
     forms = {
         (form, layout): new_model(row, preset, data, kind, fused=form == "fused", seed=seed).to(
             context.device
         )
         for form in FORMS
+        if FORMS[form] not in absent
         for layout in layouts
     }
-    return time_forms(forms, data, unit_config(row, context, data, seed), say=context.progress.say)
+    say = context.progress.say
+    name = architecture(row, preset, kind).name
+    say(f"{len(data.train):,} training images of {data.title}, {name}, in {len(forms)} forms")
+    return time_forms(forms, data, unit_config(row, context, data, seed), say=say, absent=absent)
 
 
 def load_data(preset: Preset, root: str | Path | None) -> image_sets.Dataset:

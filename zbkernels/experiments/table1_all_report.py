@@ -83,7 +83,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
 
     rows = [row for row in metrics["rows"] if "left_out" not in row]
     high = -(-max(len(rows), 1) // 2)
-    canvas = Figure(figsize=(11, 3.9 * high + 0.4), layout="constrained")
+    canvas = Figure(figsize=(11, 4.6 * high + 0.4), layout="constrained")
     grid = list(canvas.subplots(high, 2, squeeze=False).flat)
     for axes, row in zip(grid, rows, strict=False):
         draw_accuracies(axes, row, colours_of(row))

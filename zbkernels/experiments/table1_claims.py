@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from zbkernels.experiments.loss_gap import CURVES, SAME_LOSS, describe, loss_gap, worst
 from zbkernels.experiments.units import WITH_BIAS, WITHOUT_BIAS
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, Verdict, judge, mean, spread
 
 SAME_ACCURACY = 1.0  # percentage points within which two accuracies count as the same
-SAME_LOSS = 0.05  # relative gap within which two loss curves count as "almost identical"
 NEAR_TIE = 1e-4  # relative gap of the two best logits below which float32 rounding may flip a prediction
 PAPER_VARIANCE = 0.5
 
@@ -191,21 +191,14 @@ def _losses(with_bias: list[dict[str, Any]], without: list[dict[str, Any]], why:
     claim = "Loss curves with and without bias are almost identical (Figure 5)"
     if why:
         return Verdict(claim, NOT_TESTABLE, why)
-    largest, noise_explains = 0.0, True
-    for key in ("train_loss", "test_loss"):
-        for index in range(len(with_bias[0]["epochs"])):
-            one = [unit["epochs"][index][key] for unit in with_bias]
-            other = [unit["epochs"][index][key] for unit in without]
-            gap = abs(mean(one) - mean(other))
-            largest = max(largest, gap / mean(one))
-            pooled = pooled_spread(one, other)
-            noise_explains &= gap <= SAME_LOSS * mean(one) or (pooled is not None and gap <= 2 * pooled)
-    verdict = HOLDS if largest <= SAME_LOSS else WITHIN_SPREAD if noise_explains else FAILS
-    return Verdict(
-        claim,
-        verdict,
-        f"largest gap at an epoch {100 * largest:.1f} % (almost identical up to {100 * SAME_LOSS:g} %)",
-    )
+    gaps = {
+        what: loss_gap(
+            *([[e[key] for e in unit["epochs"]] for unit in units] for units in (with_bias, without))
+        )
+        for key, what in CURVES.items()
+    }
+    measured = "; ".join(f"{what} {describe(gap)}" for what, gap in gaps.items())
+    return Verdict(claim, worst(gaps.values()), f"{measured} (almost identical up to {100 * SAME_LOSS:g} %)")
 
 
 def _zero_image(with_bias: list[dict[str, Any]], without: list[dict[str, Any]]) -> Verdict:

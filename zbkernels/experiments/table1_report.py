@@ -17,6 +17,9 @@ _MORE = {
     False: ("#69b3a2", "#5a5f9e"),
 }  # of further kinds, with bias and without
 
+# A legend under an axis, where it hides no point.
+BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2, "frameon": False, "fontsize": 8.5}
+
 
 def table(metrics: dict[str, Any]) -> str:
     """The whole report of a run: accuracies, verdicts, training details, losses, and the time of an epoch."""
@@ -165,7 +168,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     """Left: accuracy against the scalar, the paper's points beside ours. Right: loss curves."""
     from matplotlib.figure import Figure
 
-    canvas = Figure(figsize=(11, 4.3), layout="constrained")
+    canvas = Figure(figsize=(11, 4.9), layout="constrained")
     accuracy, loss = canvas.subplots(1, 2)
     colours = colours_of(metrics)
     draw_accuracies(accuracy, metrics, colours)
@@ -177,16 +180,35 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
         for key, dashes, split in (("train_loss", (0, (2, 1.5)), "training"), ("test_loss", "-", "test")):
             curve = [mean(_at_epoch(metrics, kind["name"], i - 1, key)) for i in epochs]
             label = f"{kind['label']}, {split}"
-            loss.plot(epochs, curve, color=colours[kind["name"]], ls=dashes, lw=1.8, label=label)
-    loss.set(xlabel="epoch", ylabel="cross-entropy")
+            mark = one_epoch_mark(len(curve), key)
+            loss.plot(epochs, curve, color=colours[kind["name"]], ls=dashes, lw=1.8, label=label, **mark)
+    loss.set(ylabel="cross-entropy")
+    label_epochs(loss, metrics["training"]["epochs"])
     loss.set_title("Loss", loc="left", fontsize=11)
-    loss.xaxis.get_major_locator().set_params(integer=True)
-    loss.legend(frameon=False, fontsize=9)
+    loss.legend(**BELOW)
     loss.spines[["top", "right"]].set_visible(False)
     loss.grid(alpha=0.25, lw=0.6)
     title = metrics["data"]["title"].split(", first ")[0]  # what is reduced is in the table
     canvas.suptitle(f"{metrics['experiment']} ({metrics['preset']}): {title}", fontsize=12)
     canvas.savefig(path, dpi=150)
+
+
+def one_epoch_mark(epochs: int, key: str) -> dict[str, str]:
+    """Options for the curve of a loss, ``key``: of a single epoch there is no line to be seen, but a mark, hollow for
+    training."""
+    if epochs != 1:
+        return {}
+    return {"marker": "o", "mfc": "white"} if key == "train_loss" else {"marker": "o"}
+
+
+def label_epochs(axes: Any, epochs: int) -> None:
+    """An axis of whole epochs, of which there may be but one."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set(xlabel="epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if epochs == 1:
+        axes.set(xlim=(0.5, 1.5), xticks=[1])
 
 
 def draw_accuracies(axes: Any, metrics: dict[str, Any], colours: dict[str, str]) -> None:
@@ -209,9 +231,6 @@ def draw_accuracies(axes: Any, metrics: dict[str, Any], colours: dict[str, str])
     axes.invert_xaxis()
     axes.set_xticks([1, 0.1, 0.01, 0.001, 0.0001], ["1", "0.1", "0.01", "0.001", "0.0001"])
     axes.minorticks_off()
-    where = (
-        {"loc": "center right", "fontsize": 9} if len(kinds) <= 2 else {"loc": "upper right", "fontsize": 7}
-    )
-    axes.legend(edgecolor="none", framealpha=0.7, **where)
+    axes.legend(**BELOW)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, lw=0.6)

@@ -131,8 +131,9 @@ def _draw_known(axes: Any, references: list[dict[str, Any]]) -> None:
             label = reference["title"] + ("" if reference["trained"] else ", untrained")
             axes.plot(np.arange(1, len(ordered) + 1), np.maximum(ordered, _LEAST), style, color=colour,
                       lw=1.8 if black else 1.0, label=label if black else None)  # fmt: skip
-    classes = max(len(reference["inputs"][0]["probabilities"]) for reference in references)
-    axes.axhline(1 / classes, color=COLOURS["without-bias"], lw=2.2, zorder=1, label="uniform")
+    for classes in sorted({len(reference["inputs"][0]["probabilities"]) for reference in references}):
+        axes.plot([1, classes], [1 / classes] * 2, "-|", color=COLOURS["without-bias"], lw=2.2, zorder=1,
+                  label=f"uniform over {classes:,}", markevery=[1], ms=9)  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="class, from the likeliest", ylabel="probability")
     axes.set_title("Known networks; thick: a black picture, thin: the zero tensor", loc="left", fontsize=10.5)
     axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -22,7 +22,7 @@ def load_torchvision_resnet(model: nn.Module, source: str | Path | Mapping[str, 
             may begin with ``module.``.
 
     Raises:
-        CheckpointError: the file cannot be read, or holds more than tensors; or a tensor is missing, unexpected or of
-            another shape. ``model`` is as it was then.
+        CheckpointError: the file cannot be read, or holds more than tensors; or a tensor is missing, unexpected, of
+            another shape, sparse, quantised, or of other than real floating numbers. ``model`` is as it was then.
     """
     load_weights(model, read_weights(source), title_of(source))

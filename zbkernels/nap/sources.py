@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from zbkernels import data as image_sets
+from zbkernels.data.decode import deep_grey
+from zbkernels.experiments.input_gain import behind_gain
 from zbkernels.files import read_json
 from zbkernels.models import ARCHITECTURES, Architecture, ResNet, build
 
@@ -115,15 +117,14 @@ def _from_picture(path: Path) -> Images:
 
     try:
         with Image.open(path) as opened:
-            deep = opened.mode in ("I", "I;16", "I;16B", "I;16L")  # 16 bits, which "L" would cut off at 255
-            grey = deep or opened.mode in ("1", "L", "LA")
-            picture = opened.convert("I" if deep else "L" if grey else "RGB")
-    except (OSError, UnidentifiedImageError) as error:
+            pixels = deep_grey(opened)  # [H, W], here or below, or [H, W, C]
+            if pixels is None:
+                picture = opened.convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
+                pixels = np.array(picture, dtype=np.float32) / np.float32(255)
+    except (OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError) as error:
         raise NapError(f"{path}: cannot be read as a picture ({error})") from error
-    pixels = torch.from_numpy(np.array(picture)).float().div_(65535 if deep else 255)  # [H, W] or [H, W, C]
-    return Images(
-        str(path), (pixels if pixels.dim() == 3 else pixels.unsqueeze(2)).permute(2, 0, 1)[None], None
-    )
+    x = torch.from_numpy(pixels)
+    return Images(str(path), (x if x.dim() == 3 else x.unsqueeze(2)).permute(2, 0, 1)[None], None)
 
 
 def load_model(source: str, images: Images, architecture: str | None, device: torch.device) -> nn.Module:
@@ -165,6 +166,7 @@ def _made_by(source: str) -> nn.Module:
 
 def _trained(path: Path, images: Images, wanted: str | None) -> nn.Module:
     state, settings = _state(path)
+    state, gain = _without_gain(path, state, settings)
     row = _architecture(path, settings, wanted)
     biased = any(name.endswith(".bias") for name in state)
     fused = not biased and settings.get("form", "fused") == "fused"
@@ -180,7 +182,25 @@ def _trained(path: Path, images: Images, wanted: str | None) -> nn.Module:
             f"{path}: the weights don't fit {row.name} for images of shape {list(shape)} ({lines[-1]}); choose the "
             "images it was trained on, or another --architecture"
         ) from error
-    return model.eval()
+    return (model if gain is None else behind_gain(model, gain)).eval()
+
+
+def _without_gain(
+    path: Path, state: dict[str, torch.Tensor], settings: dict[str, Any]
+) -> tuple[dict[str, torch.Tensor], float | None]:
+    """The weights by the names that :func:`build` gives them, and what images are multiplied by before the network (see
+    :mod:`zbkernels.experiments.input_gain`); None: by nothing."""
+    gain = settings.get("input_gain")
+    if gain is not None and (not isinstance(gain, int | float) or isinstance(gain, bool)):
+        raise NapError(f"{path}: expected input_gain in its settings.json to be a number, got {gain!r}")
+    if not all(name.startswith("network.") for name in state):
+        return state, None
+    if gain is None:
+        raise NapError(
+            f"{path}: the weights are of a network that sees multiplied images, and no settings.json beside them says "
+            "by what (input_gain)"
+        )
+    return {name.removeprefix("network."): value for name, value in state.items()}, float(gain)
 
 
 def _state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

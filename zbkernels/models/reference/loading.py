@@ -5,24 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from zbkernels.checkpoint import CheckpointError
 from zbkernels.models.build import build
 from zbkernels.models.reference.efficientnet import EfficientNet
 from zbkernels.models.reference.names import (
+    classes_of,
     is_efficientnet,
     is_resnet,
     is_timm_vit,
     is_vit,
     resnet_row,
+    resnet_title,
     timm_vit_names,
     torchvision_vit_names,
     vit_size,
     vit_title,
 )
 from zbkernels.models.reference.vit import VisionTransformer
-from zbkernels.models.reference.weights import load_weights, read_weights
+from zbkernels.models.reference.weights import check_weights, load_weights, read_weights
 
 # Mean and deviation of each channel.
 Normalisation = tuple[tuple[float, float, float], tuple[float, float, float]]
@@ -56,16 +59,36 @@ def load_reference(path: Path) -> Reference:
         CheckpointError: see :func:`read_weights` and :func:`load_weights`; or the names are of no known network.
     """
     weights = read_weights(path)
+    spread = [
+        name
+        for name, value in weights.items()
+        if value.layout == torch.strided and value.untyped_storage().nbytes() < value.nbytes
+    ]
+    if spread:  # a network as large as these claim to be could fill the memory
+        raise CheckpointError(f"{path}: expected each tensor's numbers in the file, got fewer of {spread[0]}")
     try:
-        reference, weights = _made_for(weights, path)
-    except (ValueError, IndexError, RuntimeError) as error:  # shapes that no network of these names has
-        raise CheckpointError(f"{path}: its tensors have shapes of no known network ({error})") from error
-    load_weights(reference.model, weights, str(path), into=reference.title)
+        with torch.device(
+            "meta"
+        ):  # nothing is allocated for a network before the weights are known to fit it
+            outline, renamed = _made_for(weights, path)
+        check_weights(outline.model, renamed, str(path), into=outline.title)
+        reference, renamed = _made_for(weights, path)
+    except CheckpointError:
+        raise
+    except Exception as error:  # shapes that no network of these names has, which can fail in any way
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path}: its tensors have shapes of no known network ({said})") from error
+    load_weights(reference.model, renamed, str(path), into=reference.title)
     return reference
 
 
 def _made_for(weights: dict[str, Tensor], path: Path) -> tuple[Reference, dict[str, Tensor]]:
-    """The network that has such weights, with others of its own, and the weights by its own names."""
+    """The network that has such weights, with others of its own, and the weights by its own names.
+
+    Raises:
+        CheckpointError: the names are of no known network.
+        ValueError: the shapes are of none with these names.
+    """
     normalisations = {"ImageNet": IMAGENET}
     model: nn.Module
     if is_vit(weights) or is_timm_vit(weights):
@@ -77,12 +100,16 @@ def _made_for(weights: dict[str, Tensor], path: Path) -> tuple[Reference, dict[s
         if timm:
             normalisations["halves"] = HALVES
     elif is_efficientnet(weights) and "classifier.1.weight" in weights:
-        model, family, image = EfficientNet(weights["classifier.1.weight"].shape[0]), "EfficientNet", 224
+        model, family, image = EfficientNet(classes_of(weights, "classifier.1.weight")), "EfficientNet", 224
         title = "EfficientNet-B0, torchvision"
     elif is_resnet(weights):
         row = resnet_row(weights)
-        model, family, image = build(row, row.image, weights["fc.weight"].shape[0], bias=True), "ResNet", 224
-        title = f"{row.name}, torchvision"
+        model, family, image = (
+            build(row, row.image, classes_of(weights, "fc.weight"), bias=True),
+            "ResNet",
+            224,
+        )
+        title = f"{resnet_title(row)}, torchvision"
     else:
         known = "torchvision's ResNet, EfficientNet-B0 and ViT, and timm's ViT"
         raise CheckpointError(

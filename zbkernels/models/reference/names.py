@@ -49,6 +49,7 @@ def is_resnet(weights: Mapping[str, Tensor]) -> bool:
     stem = weights.get("conv1.weight")
     return (
         stem is not None
+        and stem.dim() == 4
         and stem.shape[-1] == 7
         and "layer1.0.conv1.weight" in weights
         and "fc.weight" in weights
@@ -56,7 +57,11 @@ def is_resnet(weights: Mapping[str, Tensor]) -> bool:
 
 
 def resnet_row(weights: Mapping[str, Tensor]) -> ResNet:
-    """The row that has such weights, as far as the names of its blocks and the width of its stem tell."""
+    """The row that has such weights, as far as the names of its blocks and the width of its stem tell.
+
+    Raises:
+        ValueError: see :func:`sizes`.
+    """
     blocks = {
         match.groups() for match in (re.match(r"layer(\d+)\.(\d+)\.", name) for name in weights) if match
     }
@@ -70,7 +75,7 @@ def resnet_row(weights: Mapping[str, Tensor]) -> ResNet:
         depths,
         "imagenet",
         "bn",
-        width=weights["conv1.weight"].shape[0],
+        width=sizes(weights, "conv1.weight", 4)[0],
         image=(3, 224, 224),
     )
 
@@ -108,15 +113,16 @@ def vit_size(weights: Mapping[str, Tensor], path: Path) -> ViTSize:
 
     Raises:
         CheckpointError: names are missing that the size is told by, or heads are not 64 wide (as in H/14).
+        ValueError: see :func:`sizes` and :func:`classes_of`.
     """
     first = "encoder.layers.encoder_layer_0.mlp.0.weight"
     for name in ("encoder.pos_embedding", "heads.head.weight", first):
         if name not in weights:
             raise CheckpointError(f"{path}: looks like a vision transformer, but has no {name}")
-    width, _, patch, _ = weights["conv_proj.weight"].shape
-    tokens = weights["encoder.pos_embedding"].shape[1]
+    width, _, patch, _ = sizes(weights, "conv_proj.weight", 4)
+    _, tokens, _ = sizes(weights, "encoder.pos_embedding", 3)
     side = round((tokens - 1) ** 0.5)
-    if width % HEAD_WIDTH or width > 1024 or side * side != tokens - 1:
+    if not side or width % HEAD_WIDTH or width > 1024 or side * side != tokens - 1:
         raise CheckpointError(
             f"{path}: expected a vision transformer of square images whose attention heads are {HEAD_WIDTH} wide "
             f"(Ti, S, B or L), got width {width} and {tokens} tokens"
@@ -126,13 +132,60 @@ def vit_size(weights: Mapping[str, Tensor], path: Path) -> ViTSize:
         width=width,
         depth=len(layers),
         heads=width // HEAD_WIDTH,
-        hidden=weights[first].shape[0],
+        hidden=sizes(weights, first, 2)[0],
         patch=patch,
         image=side * patch,
-        classes=weights["heads.head.weight"].shape[0],
+        classes=classes_of(weights, "heads.head.weight"),
     )
 
 
+def sizes(weights: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
+    """The shape of a tensor that a network's size is told by.
+
+    Raises:
+        ValueError: it has other than so many dimensions, or is empty.
+    """
+    shape = tuple(weights[name].shape)
+    if len(shape) != dimensions or 0 in shape:
+        raise ValueError(f"{name}: expected {dimensions} dimensions, none of them 0, got {list(shape)}")
+    return shape
+
+
+def classes_of(weights: Mapping[str, Tensor], name: str) -> int:
+    """The classes of a network whose last layer has these weights.
+
+    Raises:
+        ValueError: there are fewer than two, or see :func:`sizes`.
+    """
+    classes, _ = sizes(weights, name, 2)
+    if classes < 2:
+        raise ValueError(f"{name}: expected at least two classes, got {classes}")
+    return classes
+
+
+_VIT_SIZES = {
+    (192, 12): "Ti",
+    (384, 12): "S",
+    (768, 12): "B",
+    (1024, 24): "L",
+}  # width, depth; MLPs 4 times as wide
+_RESNET_BLOCKS = {
+    "basic": {(2, 2, 2, 2), (3, 4, 6, 3)},
+    "bottleneck": {(3, 4, 6, 3), (3, 4, 23, 3), (3, 8, 36, 3)},
+}
+
+
 def vit_title(size: ViTSize) -> str:
-    letter = {192: "Ti", 384: "S", 768: "B", 1024: "L"}.get(size.width, f"{size.width} wide, ")
-    return f"ViT-{letter}/{size.patch}"
+    """The published name of a network of just this size, or what it is."""
+    letter = _VIT_SIZES.get((size.width, size.depth)) if size.hidden == 4 * size.width else None
+    if letter:
+        return f"ViT-{letter}/{size.patch}"
+    layers = f"{size.depth} layer{'s' if size.depth != 1 else ''}"
+    return f"a ViT of {layers}, {size.width} wide, MLPs {size.hidden}, patches {size.patch}"
+
+
+def resnet_title(row: ResNet) -> str:
+    """The published name of a network of just these blocks, or what it is."""
+    if row.width == 64 and row.depths in _RESNET_BLOCKS[row.block]:
+        return row.name
+    return f"a ResNet of {'+'.join(map(str, row.depths))} {row.block} blocks, stem {row.width} wide"

@@ -50,9 +50,23 @@ def load_weights(
 ) -> None:
     """Put ``weights`` into ``model``, in place. ``title`` (of their source) and ``into`` are for messages.
 
+    Values are converted to the dtypes of ``model``. They need not be finite.
+
     Raises:
-        CheckpointError: a tensor is missing, unexpected or of another shape. ``model`` is as it was then. Counters of
-            batches may be missing.
+        CheckpointError: see :func:`check_weights`. ``model`` is as it was then.
+    """
+    check_weights(model, weights, title, into=into)
+    model.load_state_dict(weights, strict=False)  # without the optional ones
+
+
+def check_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], title: str, *, into: str = "the model"
+) -> None:
+    """Whether :func:`load_weights` can put ``weights`` into ``model``.
+
+    Raises:
+        CheckpointError: a tensor is missing, unexpected or of another shape; or it is not dense (sparse, quantised, or
+            without values), or not of real floating numbers. Counters of batches may be missing, and of any real dtype.
     """
     wanted = model.state_dict()
     missing = [name for name in wanted if name not in weights and not name.endswith(_OPTIONAL)]
@@ -62,11 +76,34 @@ def load_weights(
         for name, value in weights.items()
         if name in wanted and value.shape != wanted[name].shape
     ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("of the wrong shape", shapes))
+    forms = [
+        f"{name} ({why})"
+        for name, value in weights.items()
+        if name in wanted and (why := _unusable(value, wanted[name]))
+    ]
+    kinds = (
+        ("missing", missing),
+        ("unexpected", unexpected),
+        ("of the wrong shape", shapes),
+        ("of the wrong form", forms),
+    )
     faults = [f"{what}: {_some(names)}" for what, names in kinds if names]
     if faults:
         raise CheckpointError(f"{title}: its tensors don't fit {into}; {'; '.join(faults)}")
-    model.load_state_dict(weights, strict=False)  # without the optional ones
+
+
+def _unusable(value: Tensor, wanted: Tensor) -> str:
+    """Why ``value`` can't be copied into ``wanted`` as it is meant; "" where it can, but for its shape."""
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        form = "quantised" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+        return f"{form.removeprefix('torch.')} instead of dense"
+    if value.is_meta:
+        return "no values"
+    whole = not wanted.is_floating_point()
+    if value.is_complex() or not (whole or value.is_floating_point()):
+        expected = "real" if whole else "floating"
+        return f"{str(value.dtype).removeprefix('torch.')} instead of {expected} numbers"
+    return ""
 
 
 def title_of(source: str | Path | Mapping[str, Any]) -> str:
