@@ -243,18 +243,21 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-// Calls f(Type<T>{}, lanes, adds) for the dtype, the number of output channels and the residual at hand.
+// Calls f(Type<T>{}, lanes, adds) for the dtype, the number of output channels and the residual at hand. With
+// a residual, whose addresses take registers, a thread has at most 4 channels: with 8 of them half precision
+// spills.
 template <class F>
 void dispatch_lanes(const Call& c, F&& f) {
   cuda::dispatch(c.p.dtype, [&](auto type) {
     constexpr int kLanes = sizeof(typename decltype(type)::type) == 8 ? 4 : 8;
-    const auto with = [&](auto lanes) {
-      c.residual ? f(type, lanes, std::true_type{}) : f(type, lanes, std::false_type{});
-    };
-    if (c.p.Kg > kLanes / 2) {
-      with(std::integral_constant<int, kLanes>{});
+    constexpr std::integral_constant<int, 1> one;
+    if (c.residual) {
+      constexpr std::integral_constant<int, 4> four;
+      c.p.Kg > 2 ? f(type, four, std::true_type{}) : f(type, one, std::true_type{});
+    } else if (c.p.Kg > kLanes / 2) {
+      f(type, std::integral_constant<int, kLanes>{}, std::false_type{});
     } else {
-      with(std::integral_constant<int, 1>{});
+      f(type, one, std::false_type{});
     }
   });
 }
