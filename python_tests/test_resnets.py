@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from zbkernels.models import ARCHITECTURES, ResNet, build, initialise, layer_kernels, parameter_count, resnet
-from zbkernels.models.fixup import branch_scale
 from zbkernels.models.normalizer_free import RELU_GAIN, StandardizedConv2d, standardized
 from zbkernels.nn import ConvReLUPool2d
+from zbkernels.nn.fixup import branch_scale
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

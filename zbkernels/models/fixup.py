@@ -16,11 +16,6 @@ from torch import nn
 from zbkernels.nn import ConvReLUPool2d
 
 
-def branch_scale(blocks: int, layers: int) -> float:
-    """L^(-1/(2m-2)), of all layers of a branch but its last, for ``blocks`` = L and ``layers`` = m ≥ 2."""
-    return float(blocks ** (-1 / (2 * layers - 2)))
-
-
 class FixupConv2d(nn.Conv2d):
     """``m'·conv(m·x + b) + b'`` with scalars m, b, m', b' [1].
 

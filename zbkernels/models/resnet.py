@@ -20,10 +20,11 @@ from typing import Any
 from torch import nn
 
 from zbkernels.models.blocks import ResidualBlock
-from zbkernels.models.fixup import FixupConv2d, FixupConvReLU2d, FixupLinear, ScalarShift, branch_scale
+from zbkernels.models.fixup import FixupConv2d, FixupConvReLU2d, FixupLinear, ScalarShift
 from zbkernels.models.normalizer_free import RELU_GAIN, StandardizedConv2d, StandardizedConvReLU2d
 from zbkernels.models.rows import ResNet
 from zbkernels.nn import ConvReLUPool2d
+from zbkernels.nn.fixup import branch_scale
 
 Layers = OrderedDict[str, nn.Module]
 _STEM_POOL = {"pool": "max", "pool_kernel": 3, "pool_stride": 2, "pool_padding": 1}

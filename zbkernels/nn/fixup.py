@@ -35,6 +35,11 @@ _METHODS = {"relu", "relu_", "tanh", "sigmoid"}
 _ADDS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 
 
+def branch_scale(blocks: int, layers: int) -> float:
+    """L^(-1/(2m-2)), of all layers of a branch but its last, for ``blocks`` = L and ``layers`` = m (1 where m is)."""
+    return float(blocks ** (-1 / (2 * layers - 2))) if layers > 1 else 1.0
+
+
 class ScalarMultiplier(nn.Module):
     """``x · weight`` with one trained number, 1 at first."""
 
@@ -178,7 +183,7 @@ def _initialise(
         for branch in each.branches:
             m = len(branch.layers)
             for node in branch.layers:
-                scale[id(each.layer(node))] = blocks ** (-1 / (2 * m - 2)) if m > 1 else 1.0
+                scale[id(each.layer(node))] = branch_scale(blocks, m)
             zero[id(each.layer(branch.layers[-1]))] = "the last layer of its residual branch"
     whole = next((each for each in traced if not each.path), None)
     classifier = None if whole is None else _classifier(whole)
