@@ -1,0 +1,113 @@
+"""The covariance of the first layer, and what keeps a kernel matrix exact where inputs are equal.
+
+Rounding must not tell equal inputs apart: the angle between them would come out as sqrt(eps) instead of 0, which is an
+error of 1e-4 in a float32 NTK, and the rows of duplicates would differ. So rows that are equal are found once, and
+after each step what belongs to them is set to the same number. Values only: gradients go where they would have gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zbkernels.ops._op import transforms_active
+
+
+class _Replace(torch.autograd.Function):
+    """The second tensor, with the gradient of the first: they differ by rounding alone."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, replacement: Tensor) -> Tensor:
+        return replacement.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualRows:
+    """Which rows of x1 and x2 are equal.
+
+    ``first``: int64 [N + M] (or [N] where there is no x2), for each row the first one equal to it; None where all
+    differ. ``pairs``: bool [N, M], which rows of x1 equal which rows of x2; None where no pair is.
+    """
+
+    size: int  # N
+    first: Tensor | None
+    pairs: Tensor | None
+    symmetric: bool
+
+    def variances(self, q: Tensor) -> Tensor:
+        """[N + M] or [N], one number for equal rows."""
+        return q if self.first is None else _Replace.apply(q, q.detach()[self.first])
+
+    def split(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, 1] for the rows and [1, M] for the columns."""
+        return q[: self.size, None], (q if self.symmetric else q[self.size :])[None, :]
+
+    def covariances(self, q12: Tensor, q11: Tensor) -> Tensor:
+        """q12 [N, M] with the variance q11 [N, 1] where the rows are equal."""
+        if self.pairs is None:
+            return q12
+        return _Replace.apply(q12, torch.where(self.pairs, q11.detach(), q12.detach()))
+
+    def kernel(self, k: Tensor) -> Tensor:
+        """The finished matrix: equal rows of inputs have equal rows and columns; with one set of inputs symmetric."""
+        if self.first is not None:
+            rows = self.first[: self.size]
+            if self.symmetric:
+                k = _Replace.apply(k, k.detach()[rows][:, rows])
+            else:  # a row of x2 may be the same as one of x1: within x2, the first there stands for all
+                columns = _first_within(self.first[self.size :])
+                k = _Replace.apply(k, k.detach()[rows][:, columns])
+        return k.triu() + k.triu(1).mT if self.symmetric else k
+
+
+def _first_within(labels: Tensor) -> Tensor:
+    """For each label the position of the first one equal to it."""
+    found, which = torch.unique(labels, return_inverse=True)
+    places = torch.arange(len(labels), device=labels.device)
+    first = torch.full((len(found),), len(labels), device=labels.device).scatter_reduce_(0, which, places, "amin")
+    return first[which]
+
+
+def equal_rows(x1: Tensor, x2: Tensor | None) -> EqualRows:
+    """Rows that are equal number by number (0 and -0 are; NaN is equal to nothing).
+
+    torch.func transforms see no rows, and so find no equal ones but those of the diagonal.
+    """
+    N, same = len(x1), x2 is None
+    if transforms_active(x1, *(() if x2 is None else (x2,))):
+        return EqualRows(N, None, torch.eye(N, dtype=torch.bool, device=x1.device) if same else None, same)
+    x = x1.detach() if x2 is None else torch.cat([x1.detach(), x2.detach()])
+    if len(x) == 0:
+        return EqualRows(N, None, None, same)
+    strange = x.isnan().any(1)
+    alone = torch.where(strange, torch.arange(1, len(x) + 1, device=x.device), 0).to(x.dtype)  # sets a NaN row apart
+    keys = torch.cat([torch.where(strange[:, None], 0, x), alone[:, None]], 1)
+    labels = torch.unique(keys, dim=0, return_inverse=True)[1]
+    first = _first_within(labels)
+    pairs = labels[:N, None] == (labels if x2 is None else labels[N:])[None, :]
+    distinct = bool((first == torch.arange(len(x), device=x.device)).all())
+    return EqualRows(N, None if distinct else first, pairs if bool(pairs.any()) else None, same)
+
+
+def products(x1: Tensor, x2: Tensor) -> Tensor:
+    """x1 @ x2.T, in full float32 whatever torch's switches for TF32 and bfloat16 allow."""
+    if x1.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return (x1.double() @ x2.double().mT).to(x1.dtype)
+    return x1 @ x2.mT
+
+
+def first_layer(x1: Tensor, x2: Tensor | None, scale: float, offset: float) -> tuple[EqualRows, Tensor, Tensor]:
+    """offset + scale · (inner products): (equal rows, the variances [N + M] or [N], the covariances [N, M])."""
+    with torch.autocast(x1.device.type, enabled=False):  # angles need all the digits there are
+        equal = equal_rows(x1, x2)
+        rows = x1 if x2 is None else torch.cat([x1, x2])
+        q = equal.variances(offset + scale * rows.square().sum(1))
+        q12 = offset + scale * products(x1, x1 if x2 is None else x2)
+        return equal, q, equal.covariances(q12, equal.split(q)[0])
