@@ -144,7 +144,7 @@ def _leaky_relu(slope: float = 0.01) -> Activation:
     return _closed(
         f"leaky_relu:{slope:g}",
         lambda x: torch.where(x > 0, x, slope * x),
-        lambda x: torch.where(x > 0, 1.0, slope).to(x.dtype),
+        lambda x: slope + (1 - slope) * (x > 0).to(x.dtype),
         dual_forms.leaky_relu(slope),
     )
 

@@ -45,8 +45,10 @@ def _check(op: str, **tensors: object) -> None:
 def covariance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The variances and the covariance of w·x and w·y for w ~ N(0, I), and the squared sine of the angle of x and y.
 
-    The sine comes from the unit vectors' difference and sum, sin = |a - b| |a + b| / 2, so the angle is exact to a
-    few eps, relative, down to the smallest ones. (From the three inner products an angle has an error of sqrt(eps).)
+    The sine comes from the unit vectors' difference and sum, sin = |a - b| |a + b| / 2, so that an angle has an error
+    of some eps however small it is. Found from the three inner products it has one of eps / angle, up to sqrt(eps):
+    measured in float64 on 20 features, E[s' s'] of ReLU is 1e-10 off at an angle of 2e-7 from those and 6e-18 from
+    this; in float32 4e-5 off at an angle of 2e-5, and 8e-9.
 
     Args:
         x, y: [..., d], float32 or float64; leading dimensions broadcast.

@@ -109,7 +109,7 @@ def identity() -> Form:
         return q12 + 0 * (q11 + q22)  # of the shape that all of them broadcast to
 
     def derivative(q11: Tensor, q12: Tensor, q22: Tensor, sin2: Tensor) -> Tensor:
-        return torch.ones_like(q12 + q11 + q22) + 0 * q12
+        return 1 + 0 * (q12 + q11 + q22)
 
     return Form(dual, derivative, torch.zeros_like)
 

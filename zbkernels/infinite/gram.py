@@ -98,7 +98,8 @@ def equal_rows(x1: Tensor, x2: Tensor | None) -> EqualRows:
 
 def products(x1: Tensor, x2: Tensor) -> Tensor:
     """x1 @ x2.T, in full float32 whatever torch's switches for TF32 and bfloat16 allow."""
-    if x1.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+    where = "cuda" if x1.is_cuda else "mkldnn"
+    if x1.dtype == torch.float32 and torch._C._get_fp32_precision_getter(where, "matmul") in ("tf32", "bf16"):
         return (x1.double() @ x2.double().mT).to(x1.dtype)
     return x1 @ x2.mT
 
