@@ -91,7 +91,9 @@ def test_autocast_keeps_float32_and_half_is_refused() -> None:
         got = zb.dual_gram(x, x, kernel="ntk", depth=2)
         assert got.dtype == torch.float32 and torch.equal(got, want)
         torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], slope, rtol=1e-6, atol=1e-6)
-    with pytest.raises(TypeError, match=r"dual_gram: expected x1 of dtype float32 or float64, got torch.bfloat16"):
+    with pytest.raises(
+        TypeError, match=r"dual_gram: expected x1 of dtype float32 or float64, got torch.bfloat16"
+    ):
         zb.dual_gram(x.bfloat16(), x)
 
 

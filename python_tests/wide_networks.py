@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -23,7 +24,7 @@ def empirical_kernels(
     """(NNGP, NTK) of one drawn network, each [N, N]; the NNGP as the covariance given the last hidden layer."""
     sizes = [x.shape[1], *[width] * depth, 1]
     parameters: list[Tensor] = []
-    for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+    for fan_in, fan_out in itertools.pairwise(sizes):
         weight = torch.randn(fan_out, fan_in, generator=generator, dtype=x.dtype)
         bias = torch.randn(fan_out, generator=generator, dtype=x.dtype)
         if standard:
@@ -45,9 +46,7 @@ def empirical_kernels(
     out, last = forward(x)
     trained = parameters[:2] if first_only else parameters
     trained = trained if b_std else trained[::2]
-    rows = [
-        torch.cat([g.flatten() for g in torch.autograd.grad(y, trained, retain_graph=True)]) for y in out
-    ]
+    rows = [torch.cat([g.flatten() for g in torch.autograd.grad(y, trained, retain_graph=True)]) for y in out]
     jacobian = torch.stack(rows)
     nngp = b_std**2 + w_std**2 * last.detach() @ last.detach().t() / last.shape[1]
     return nngp, jacobian @ jacobian.t()

@@ -135,7 +135,9 @@ def tasks(device: str, backend: str, few: bool = False, seconds: float = 600.0) 
         (dtype, op)
         for dtype in (DTYPES[:2] if few else DTYPES)
         for op in OPS.values()
-        if op.public is not None and not op.reference_only and not (op.dtypes == (torch.int64,) and dtype != DTYPES[0])
+        if op.public is not None
+        and not op.reference_only
+        and not (op.dtypes == (torch.int64,) and dtype != DTYPES[0])
     ]
 
     def row(number: int) -> tuple[str, dict[str, Any]]:

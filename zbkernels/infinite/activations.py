@@ -123,7 +123,7 @@ def from_callable(
     Raises:
         ValueError: another method, or a tolerance that is not positive.
     """
-    found = name or getattr(function, "__name__", type(function).__name__)
+    found = name or str(getattr(function, "__name__", type(function).__name__))
     if method not in METHODS:
         raise ValueError(f"from_callable: expected method to be one of {', '.join(METHODS)}, got {method!r}")
     if tolerance is not None and not tolerance > 0:
@@ -150,9 +150,7 @@ def _leaky_relu(slope: float = 0.01) -> Activation:
 
 
 def _erf(gain: float = 1.0) -> Activation:
-    base = _closed(
-        "erf", torch.erf, lambda x: (2 / math.sqrt(math.pi)) * torch.exp(-x * x), dual_forms.erf()
-    )
+    base = _closed("erf", torch.erf, lambda x: (2 / math.sqrt(math.pi)) * torch.exp(-x * x), dual_forms.erf())
     return base.with_(gain=gain)
 
 

@@ -58,9 +58,7 @@ def covariance(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     _check("covariance", x=x, y=y)
     q11, q22 = x.square().sum(-1), y.square().sum(-1)
-    a, b = (
-        v / torch.where(q <= 0, 1, dual_forms.safe_sqrt(q))[..., None] for v, q in ((x, q11), (y, q22))
-    )
+    a, b = (v / torch.where(q <= 0, 1, dual_forms.safe_sqrt(q))[..., None] for v, q in ((x, q11), (y, q22)))
     sin2 = (a - b).square().sum(-1) * (a + b).square().sum(-1) / 4
     none = (q11 <= 0) | (q22 <= 0)
     return q11, (x * y).sum(-1), q22, torch.where(none, 1, sin2.clamp(max=1))
@@ -95,7 +93,12 @@ def dual_derivative(
 
 def _unit(c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     one = torch.ones_like(c)
-    return one, c, one, dual_forms.lifted((1 - c) * (1 + c))  # no cancellation: 1 - c is exact where it is small
+    return (
+        one,
+        c,
+        one,
+        dual_forms.lifted((1 - c) * (1 + c)),
+    )  # no cancellation: 1 - c is exact where it is small
 
 
 def g(activation: Name, c: Tensor) -> Tensor:

@@ -77,8 +77,8 @@ def expectation(s1: Smooth, s2: Smooth, q11: Tensor, q12: Tensor, q22: Tensor, c
 class _Expectation(torch.autograd.Function):
     @staticmethod
     def forward(q11: Tensor, q12: Tensor, q22: Tensor, s1: Smooth, s2: Smooth, control: Control) -> Tensor:
-        exact = (t.detach().to("cpu", torch.float64) for t in (q11, q12, q22))
-        return evaluate(s1.value, s2.value, *exact, control, q12.dtype)[0].to(q12.device, q12.dtype)
+        a, c, b = (t.detach().to("cpu", torch.float64) for t in (q11, q12, q22))
+        return evaluate(s1.value, s2.value, a, c, b, control, q12.dtype)[0].to(q12.device, q12.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -94,9 +94,9 @@ class _Expectation(torch.autograd.Function):
 
         def by_variance(q: Tensor, moment: Tensor) -> Tensor:
             none = q <= 0
-            return (grad * torch.where(none, 0, (moment - q12 * both) / torch.where(none, 1, 2 * q))).sum_to_size(
-                q.shape
-            )
+            return (
+                grad * torch.where(none, 0, (moment - q12 * both) / torch.where(none, 1, 2 * q))
+            ).sum_to_size(q.shape)
 
         return (
             by_variance(q11, expectation(d1.times_x(), s2, q11, q12, q22, control))
@@ -159,9 +159,11 @@ def evaluate(
 
 
 def _check_rule(s: Scalar, q: Tensor, size: Tensor, relative: float, control: Control) -> None:
-    error = (dual_series.rule_error(s, q) / size.square().clamp(min=torch.finfo(torch.float64).tiny)).nan_to_num(0)
+    error = (
+        dual_series.rule_error(s, q) / size.square().clamp(min=torch.finfo(torch.float64).tiny)
+    ).nan_to_num(0)
     if error.max() > relative:
         raise ToleranceError(
             f"{control.name}: expected a relative error of at most {relative:g}, got {error.max().item():.2g} in "
-            f"E[s(u)²] at variance {q[error.argmax()].item():g} (a kink or jump away from 0?); ask for a larger tolerance"
+            f"E[s(u)²] at variance {q[error.argmax()].item():g} (a kink or jump away from 0?); ask for a larger one"
         )

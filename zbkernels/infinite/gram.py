@@ -1,4 +1,4 @@
-"""The covariance of the first layer, and what keeps a kernel matrix exact where inputs are equal.
+"""The inner products of the inputs, and what keeps a kernel matrix exact where inputs are equal.
 
 Rounding must not tell equal inputs apart: the angle between them would come out as sqrt(eps) instead of 0, which is an
 error of 1e-4 in a float32 NTK, and the rows of duplicates would differ. So rows that are equal are found once, and
@@ -19,13 +19,23 @@ from zbkernels.ops._op import transforms_active
 class _Replace(torch.autograd.Function):
     """The second tensor, with the gradient of the first: they differ by rounding alone."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, value: Tensor, replacement: Tensor) -> Tensor:
+    def forward(value: Tensor, replacement: Tensor) -> Tensor:
         return replacement.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
+        return tangent.clone()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +67,23 @@ class EqualRows:
 
     def kernel(self, k: Tensor) -> Tensor:
         """The finished matrix: equal rows of inputs have equal rows and columns; with one set of inputs symmetric."""
-        if self.first is not None:
-            rows = self.first[: self.size]
-            if self.symmetric:
-                k = _Replace.apply(k, k.detach()[rows][:, rows])
-            else:  # a row of x2 may be the same as one of x1: within x2, the first there stands for all
-                columns = _first_within(self.first[self.size :])
-                k = _Replace.apply(k, k.detach()[rows][:, columns])
-        return k.triu() + k.triu(1).mT if self.symmetric else k
+        if self.symmetric:
+            k = k.triu() + k.triu(1).mT
+        if self.first is None:
+            return k
+        rows = self.first[: self.size]
+        # A row of x2 may be the same as one of x1: within x2, the first there stands for all.
+        columns = rows if self.symmetric else _first_within(self.first[self.size :])
+        return _Replace.apply(k, k.detach()[rows][:, columns])
 
 
 def _first_within(labels: Tensor) -> Tensor:
     """For each label the position of the first one equal to it."""
     found, which = torch.unique(labels, return_inverse=True)
     places = torch.arange(len(labels), device=labels.device)
-    first = torch.full((len(found),), len(labels), device=labels.device).scatter_reduce_(0, which, places, "amin")
+    first = torch.full((len(found),), len(labels), device=labels.device).scatter_reduce_(
+        0, which, places, "amin"
+    )
     return first[which]
 
 
@@ -87,7 +99,9 @@ def equal_rows(x1: Tensor, x2: Tensor | None) -> EqualRows:
     if len(x) == 0:
         return EqualRows(N, None, None, same)
     strange = x.isnan().any(1)
-    alone = torch.where(strange, torch.arange(1, len(x) + 1, device=x.device), 0).to(x.dtype)  # sets a NaN row apart
+    alone = torch.where(strange, torch.arange(1, len(x) + 1, device=x.device), 0).to(
+        x.dtype
+    )  # sets a NaN row apart
     keys = torch.cat([torch.where(strange[:, None], 0, x), alone[:, None]], 1)
     labels = torch.unique(keys, dim=0, return_inverse=True)[1]
     first = _first_within(labels)
@@ -104,11 +118,13 @@ def products(x1: Tensor, x2: Tensor) -> Tensor:
     return x1 @ x2.mT
 
 
-def first_layer(x1: Tensor, x2: Tensor | None, scale: float, offset: float) -> tuple[EqualRows, Tensor, Tensor]:
-    """offset + scale · (inner products): (equal rows, the variances [N + M] or [N], the covariances [N, M])."""
+def inner_products(x1: Tensor, x2: Tensor | None) -> tuple[EqualRows, Tensor, Tensor]:
+    """(equal rows, the squares x·x [N + M], or [N] without x2, and the products x·y [N, M])."""
     with torch.autocast(x1.device.type, enabled=False):  # angles need all the digits there are
         equal = equal_rows(x1, x2)
-        rows = x1 if x2 is None else torch.cat([x1, x2])
-        q = equal.variances(offset + scale * rows.square().sum(1))
-        q12 = offset + scale * products(x1, x1 if x2 is None else x2)
-        return equal, q, equal.covariances(q12, equal.split(q)[0])
+        squares = equal.variances((x1 if x2 is None else torch.cat([x1, x2])).square().sum(1))
+        return (
+            equal,
+            squares,
+            equal.covariances(products(x1, x1 if x2 is None else x2), equal.split(squares)[0]),
+        )

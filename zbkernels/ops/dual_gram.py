@@ -59,7 +59,9 @@ def check(
     activations.named(activation, "dual_gram")
     kernels.check_network("dual_gram", depth, w_std, b_std, train)
     if kernel == "nngp" and train != "all":
-        raise ValueError(f"dual_gram: expected train='all' for kernel='nngp', which trains nothing, got {train!r}")
+        raise ValueError(
+            f"dual_gram: expected train='all' for kernel='nngp', which trains nothing, got {train!r}"
+        )
 
 
 def same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -90,9 +92,7 @@ def reference(
     b_std: float = 0.0,
     train: str = "all",
 ) -> torch.Tensor:
-    check(
-        x1, x2, kernel=kernel, activation=activation, depth=depth, w_std=w_std, b_std=b_std, train=train
-    )
+    check(x1, x2, kernel=kernel, activation=activation, depth=depth, w_std=w_std, b_std=b_std, train=train)
     _backend.note_kernel("reference")
     one = not transforms_active(x1, x2) and same_tensor(x1, x2) and not needs_grad(x1, x2)
     return _plain(x1, None if one else x2, kernel, activation, depth, w_std, b_std, train)
@@ -107,7 +107,7 @@ def _by_name(rest: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(("kernel", "activation", "depth", "w_std", "b_std", "train"), rest, strict=True))
 
 
-def _backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, *rest: Any) -> tuple[Any, Any]:
+def _backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
     """Through the plain torch matrix; itself differentiable where x1, x2 or grad need a gradient."""
     again = torch.is_grad_enabled() and needs_grad(grad, x1, x2)
     with torch.enable_grad(), torch.autocast(x1.device.type, enabled=False):
@@ -190,11 +190,17 @@ def samples(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator
 
     yield Sample("plain", (draw(5, 7), draw(6, 7)))
     yield Sample("ntk", (draw(5, 7), draw(6, 7)), {"kernel": "ntk"})
-    yield Sample("ntk, three layers, biases", (draw(5, 7), draw(6, 7)), {"kernel": "ntk", "depth": 3, "b_std": 0.5})
-    yield Sample("the first layer trains", (draw(5, 7), draw(6, 7)), {"kernel": "ntk", "depth": 2, "train": "first"})
+    yield Sample(
+        "ntk, three layers, biases", (draw(5, 7), draw(6, 7)), {"kernel": "ntk", "depth": 3, "b_std": 0.5}
+    )
+    yield Sample(
+        "the first layer trains", (draw(5, 7), draw(6, 7)), {"kernel": "ntk", "depth": 2, "train": "first"}
+    )
     yield Sample("no hidden layer", (draw(5, 7), draw(6, 7)), {"kernel": "ntk", "depth": 0, "w_std": 1.0})
     for name in ("leaky_relu:0.1", "abs", "identity", "erf:2", "gelu", "sin", "cos", "sin+cos"):
-        yield Sample(name, (draw(4, 9), draw(3, 9)), {"kernel": "ntk", "activation": name, "depth": 2, "w_std": 1.2})
+        yield Sample(
+            name, (draw(4, 9), draw(3, 9)), {"kernel": "ntk", "activation": name, "depth": 2, "w_std": 1.2}
+        )
     # Its backward is summed to 1e-12, and the steps of a gradient check of that one divide it by 1e-6.
     yield Sample("sigmoid", (draw(2, 9), draw(2, 9)), {"activation": "sigmoid"}, smooth=False)
     yield Sample("one feature", (draw(5, 1), draw(4, 1)), smooth=False)
@@ -211,7 +217,7 @@ def samples(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator
     points = torch.tensor([[3.0, 4], [3, 4], [-3, -4], [0, 0], [6, 8]]).to(device, dtype)
     yield Sample("antipodes, zero, duplicates", (points, points.clone()), {"kernel": "ntk"}, smooth=False)
     strange = torch.tensor([[1.0, 2], [float("nan"), 1], [0, 0]]).to(device, dtype)
-    yield Sample("zeros, NaN", (strange, points), {"kernel": "ntk", "depth": 2}, smooth=False)
+    yield Sample("not a number", (strange, points), {"kernel": "ntk", "depth": 2}, smooth=False)
     yield Sample("wider", (draw(33, 100), draw(70, 100)), {"kernel": "ntk", "depth": 3})
 
 
@@ -259,7 +265,9 @@ def _reference_forward(x1: torch.Tensor, x2: torch.Tensor, *rest: Any) -> torch.
 
 
 def _none_on(device: str) -> Kernel:
-    return Kernel(device, lambda *args, **kwargs: "dual_gram has no kernel there; its reference runs on any device")
+    return Kernel(
+        device, lambda *args, **kwargs: "dual_gram has no kernel there; its reference runs on any device"
+    )
 
 
 KERNELS = (
@@ -279,7 +287,8 @@ def _arguments(x1: Any, x2: Any, **options: Any) -> tuple[tuple[Any, ...], dict[
 OPAQUE = opaque_kernels(
     "dual_gram",
     KERNELS,
-    "dual_gram(Tensor x1, Tensor x2, str kernel, str activation, int depth, float w_std, float b_std, str train) -> Tensor",
+    "dual_gram(Tensor x1, Tensor x2, str kernel, str activation, int depth, float w_std, float b_std, str train) "
+    "-> Tensor",
     lambda x1, x2, *rest: fake(x1, x2, **_by_name(rest)),
 )
 
