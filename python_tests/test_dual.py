@@ -161,6 +161,22 @@ def test_the_gradient_at_equal_inputs_is_the_derivative_kernel(name: str) -> Non
     torch.testing.assert_close(slope, dual.dual_derivative(name, q, q, q), rtol=1e-10, atol=1e-12)
 
 
+@every
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rounding_past_plus_or_minus_one_keeps_the_gradient(name: str, sign: int) -> None:
+    def slopes(c: float) -> list[float]:
+        q = [column(v).requires_grad_() for v in (1.0, sign * c, 1.0)]
+        return [t.item() for t in torch.autograd.grad(dual.dual(name, *q).sum(), q)]
+
+    over = 1 + 4 * torch.finfo(f64).eps
+    want = dual.dual_derivative(name, column(1.0), column(float(sign)), column(1.0)).item()
+    past, before = slopes(over), slopes(1 - 1e-9)
+    assert past[1] == pytest.approx(want, abs=1e-7)
+    assert past == pytest.approx(before, abs=1e-4)  # the square root of 1e-9 is what a kink adds
+    c = column(sign * over).requires_grad_()
+    assert torch.autograd.grad(dual.g(name, c).sum(), c)[0].item() == pytest.approx(want, abs=1e-7)
+
+
 def test_the_kink_of_the_derivative_kernel_has_the_symmetric_value() -> None:
     """1/2 - angle/(2 pi) falls on both sides of angle 0: along a line through the point the slopes are ∓1/(2 pi)."""
     x = column(3, 4).requires_grad_()

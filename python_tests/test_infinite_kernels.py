@@ -86,20 +86,26 @@ def test_three_layers_by_the_double_integral(activation: str, w_std: float, b_st
     s = named(activation)
     q11, q12, q22 = (b_std**2 + w_std**2 * (a @ b).item() / 4 for a, b in ((x, x), (x, y), (y, y)))
     t, first = q12, q12
+    one = 1.0 if b_std else 0.0
+    standard = (x @ y).item() + one
     for _ in range(3):
         c = q12 / (q11 * q22) ** 0.5
         slope = double_integral(s.derivative, s.derivative, c, q11, q22)
-        q12 = b_std**2 + w_std**2 * double_integral(s, s, c, q11, q22)
+        value = double_integral(s, s, c, q11, q22)
+        q12 = b_std**2 + w_std**2 * value
         q11, q22 = (
             b_std**2 + w_std**2 * double_integral(lambda x: s(x) ** 2, torch.ones_like, 0.0, q)
             for q in (q11, q22)
         )
         t, first = q12 + w_std**2 * slope * t, w_std**2 * slope * first
+        standard = 1.5 * value + one + w_std**2 * slope * standard
     options = {"activation": activation, "depth": 3, "w_std": w_std, "b_std": b_std}
     a, b = x[None], y[None]
     assert nngp(a, b, **options).item() == pytest.approx(q12, rel=1e-9)
     assert ntk(a, b, **options).item() == pytest.approx(t, rel=1e-9)
     assert ntk(a, b, train="first", **options).item() == pytest.approx(first, rel=1e-9)
+    got = ntk(a, b, parametrization="standard", width=1.5, **options)
+    assert got.item() == pytest.approx(standard, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["relu", "erf:2", "sigmoid"])

@@ -99,10 +99,9 @@ def equal_rows(x1: Tensor, x2: Tensor | None) -> EqualRows:
     if len(x) == 0:
         return EqualRows(N, None, None, same)
     strange = x.isnan().any(1)
-    alone = torch.where(strange, torch.arange(1, len(x) + 1, device=x.device), 0).to(
-        x.dtype
-    )  # sets a NaN row apart
-    keys = torch.cat([torch.where(strange[:, None], 0, x), alone[:, None]], 1)
+    number = torch.arange(1, len(x) + 1, device=x.device, dtype=x.dtype)
+    alone = torch.where(strange, number, 0)[:, None]  # sets each row with a NaN apart
+    keys = torch.cat([torch.where(strange[:, None], 0, x), alone], 1)
     labels = torch.unique(keys, dim=0, return_inverse=True)[1]
     first = _first_within(labels)
     pairs = labels[:N, None] == (labels if x2 is None else labels[N:])[None, :]
@@ -122,9 +121,6 @@ def inner_products(x1: Tensor, x2: Tensor | None) -> tuple[EqualRows, Tensor, Te
     """(equal rows, the squares x·x [N + M], or [N] without x2, and the products x·y [N, M])."""
     with torch.autocast(x1.device.type, enabled=False):  # angles need all the digits there are
         equal = equal_rows(x1, x2)
+        other = x1 if x2 is None else x2
         squares = equal.variances((x1 if x2 is None else torch.cat([x1, x2])).square().sum(1))
-        return (
-            equal,
-            squares,
-            equal.covariances(products(x1, x1 if x2 is None else x2), equal.split(squares)[0]),
-        )
+        return equal, squares, equal.covariances(products(x1, other), equal.split(squares)[0])
