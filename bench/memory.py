@@ -1,7 +1,7 @@
-"""Peak memory of one training step of a block, ours beside eager torch, in resident bytes of a process.
+"""Peak memory of one training step of a block or a network, ours beside eager torch, in resident bytes of a process.
 
     python bench/memory.py                 writes bench/results/memory-cpu.md
-    python bench/memory.py cifar1 stem     prints the rows of these shapes
+    python bench/memory.py cifar1 resnet18 prints the rows of these shapes and networks
     python bench/memory.py --batch 64 …    with another batch
 
 Each step runs in a fresh process: tensors are made, a small step loads what is loaded at the first call, the kernel's
@@ -19,41 +19,57 @@ from pathlib import Path
 
 import torch
 
-from zbkernels.benchmarking.cases import ConvCase, select
-from zbkernels.benchmarking.conv import TrainingStep, ours_block, torch_block
+from zbkernels.benchmarking import conv, models
+from zbkernels.benchmarking.cases import ConvCase, ModelCase, select
 from zbkernels.benchmarking.machine import cpu_name
 from zbkernels.files import write_text
+from zbkernels.models import ARCHITECTURES
 
 TABLE = Path(__file__).resolve().parents[1] / "bench/results/memory-cpu.md"
 SHAPES = ("mnist1", "fashion2", "cifar1", "cifar2", "res9", "vgg5", "stem")
-CONTESTANTS = {
-    "ours": (ours_block, torch.contiguous_format),
-    "ours CL": (ours_block, torch.channels_last),
-    "eager": (torch_block, torch.contiguous_format),
-    "eager CL": (torch_block, torch.channels_last),
+# Networks and their batches.
+NETWORKS = {"cnn-fashion": 512, "resnet9": 32, "resnet18": 32, "resnet18-fixup": 32, "resnet50-fixup": 4}
+CONTESTANTS = {  # name -> (ours, memory format)
+    "ours": (True, torch.contiguous_format),
+    "ours CL": (True, torch.channels_last),
+    "eager": (False, torch.contiguous_format),
+    "eager CL": (False, torch.channels_last),
 }
+Case = ConvCase | ModelCase
 
 
-def case_named(name: str, batch: int = 0) -> ConvCase:
-    """The training step of a shape of the suite; ``batch`` 0 keeps its own batch.
+def case_named(name: str, batch: int = 0) -> Case:
+    """The training step of a shape of the suite or of a network; ``batch`` 0 keeps its own batch.
 
     Raises:
         ValueError: there is no such shape.
     """
+    if name in ARCHITECTURES:
+        return ModelCase(name, name, batch or NETWORKS.get(name, 32), "train")
     (case,) = [c for c in select(["conv"], shapes=[name]) if c.mode == "forward"]
     assert isinstance(case, ConvCase)
     return dataclasses.replace(case, n=batch or case.n, mode="train")
 
 
-def step_of(case: ConvCase, contestant: str) -> TrainingStep:
-    block, layout = CONTESTANTS[contestant]
+def step_of(case: Case, contestant: str) -> conv.TrainingStep | models.TrainingStep:
+    ours, layout = CONTESTANTS[contestant]
+    if isinstance(case, ModelCase):
+        return _step_of_network(case, ours, layout)
+    block = conv.ours_block if ours else conv.torch_block
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape).contiguous(memory_format=layout)
 
     x, weight = draw(case.n, case.c, case.h, case.w), draw(case.k, case.c, case.kernel, case.kernel)
     grad = draw(case.n, case.k, *case.out_size)
-    return TrainingStep(lambda a, b: block(case, a, b), x, weight, grad, case.needs_x)
+    return conv.TrainingStep(lambda a, b: block(case, a, b), x, weight, grad, case.needs_x)
+
+
+def _step_of_network(case: ModelCase, ours: bool, layout: torch.memory_format) -> models.TrainingStep:
+    model = models.new_model(case.model, fused=ours).to(memory_format=layout)  # type: ignore[call-overload]
+    ((images, labels),) = models.batches(1, case.n, case.image, "cpu")
+    step = models.training_step(models.with_loss(model), model)
+    return models.TrainingStep(model, step, images.contiguous(memory_format=layout), labels)
 
 
 def resident(field: str) -> int:
@@ -64,11 +80,14 @@ def resident(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}")
 
 
-def growth_here(case: ConvCase, contestant: str) -> int:
+def growth_here(case: Case, contestant: str) -> int:
     """Bytes by which the largest resident set of a step exceeds what is resident before it, in this process."""
-    small = dataclasses.replace(
-        case, n=1, c=4, k=8, h=32, w=32
-    )  # so small that what threads keep of it is nothing
+    # So small that what threads keep of it is nothing.
+    small: Case = (
+        ModelCase("small", "cnn-fashion", 1, "train")
+        if isinstance(case, ModelCase)
+        else dataclasses.replace(case, n=1, c=4, k=8, h=32, w=32)
+    )
     step_of(small, contestant)()
     step = step_of(case, contestant)
     Path("/proc/self/clear_refs").write_text("5")
@@ -105,7 +124,8 @@ def growth(name: str, contestant: str, *, batch: int = 0, threads: int = 1) -> i
 HEADER = """# Peak memory of a training step
 
 Growth of the resident set over what was there before the step, in MiB: forward and backward of convolution, ReLU and
-max pooling, float32; y and the gradients are part of it. {threads} threads, torch {torch}, {cpu}. A fresh process each.
+max pooling, or of a whole network (with its loss and SGD), float32; y and the gradients are part of it, images and
+weights are not. {threads} threads, torch {torch}, {cpu}. A fresh process each.
 `python bench/memory.py` writes this file.
 
 """
@@ -125,10 +145,10 @@ def main(arguments: Sequence[str]) -> int:
         print(growth_here(case_named(chosen.shapes[0], chosen.batch), chosen.one))
         return 0
     rows = [
-        ["block", "shape", *CONTESTANTS, "ours / eager", "ours CL / eager CL"],
+        ["block or network", "shape", *CONTESTANTS, "ours / eager", "ours CL / eager CL"],
         ["---"] * 2 + ["---:"] * 6,
     ]
-    for name in chosen.shapes or SHAPES:
+    for name in chosen.shapes or (*SHAPES, *NETWORKS):
         case = case_named(name, chosen.batch)
         found = {c: growth(name, c, batch=chosen.batch, threads=chosen.threads) for c in CONTESTANTS}
         ratios = [found["ours"] / found["eager"], found["ours CL"] / found["eager CL"]]

@@ -35,7 +35,7 @@ from zbkernels.benchmarking.nap import NapProblem
 from zbkernels.benchmarking.onnx_nodes import nodes_of
 from zbkernels.benchmarking.runner import Settings
 from zbkernels.benchmarking.shape_class import class_of
-from zbkernels.models import ARCHITECTURES, Architecture, Conv, Linear, Residual, build
+from zbkernels.models import ARCHITECTURES, Architecture, Conv, Linear, Residual, ResNet, build
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FAST = Settings(threads=1, rounds=2, pause=0.0, min_sample=0.0, ceiling_seconds=0.01)
@@ -272,7 +272,10 @@ def test_close_decisions_of_the_pool_pass_no_gradient() -> None:
 # --- whole networks
 
 
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "tiny"])
+SEQUENCES = {name for name, row in ARCHITECTURES.items() if isinstance(row, Architecture)}
+
+
+@pytest.mark.parametrize("name", [*sorted(SEQUENCES), "tiny"])
 def test_operations_of_a_network_are_those_that_torch_counts(name: str, tiny_model: ModelCase) -> None:
     architecture = ARCHITECTURES[name]
     model = build(architecture, architecture.image, 10, fused=False).to("meta")
@@ -293,12 +296,13 @@ def test_operations_of_a_network_are_those_that_torch_counts(name: str, tiny_mod
 def test_rows_of_networks_reach_512_images() -> None:
     here, card = (select(["models"], device=device) for device in ("cpu", "cuda"))
     for mode in ("forward", "train"):
-        assert {case.model for case in here if case.mode == mode} == set(ARCHITECTURES)
-        assert {case.model for case in card if case.mode == mode and case.n == 512} == set(ARCHITECTURES)
-    assert {case.n for case in here} == {1, 32, 64, 128, 512}
-    shapes = {case.name: case.shape for case in here}
-    assert shapes["cnn-fashion-b32"] == "32x1x28x28 -> 10, 4 layers, 0.809 M weights"
-    assert shapes["resnet9-b1"] == "1x3x32x32 -> 10, 9 layers, 6.57 M weights"
+        models = {case.model for case in here if case.mode == mode}
+        assert models >= SEQUENCES and {"resnet18", "resnet50-fixup"} <= models
+        assert {case.model for case in card if case.mode == mode and case.n == 512} == SEQUENCES
+    assert {case.n for case in here} == {1, 4, 32, 64, 128, 512}
+    cases = {case.name: case for case in here}
+    assert cases["cnn-fashion-b32"].shape == "32x1x28x28 -> 10, 4 layers, 0.809 M weights"
+    assert cases["resnet9-b1"].shape == "1x3x32x32 -> 10, 9 layers, 6.57 M weights"
     assert class_of(here[0]) == ""  # nothing is chosen by measurement for a whole network
 
 
@@ -370,7 +374,31 @@ def test_a_row_of_a_network_is_whole(tiny_model: ModelCase, no_compile: None) ->
     report = runner.run(cases, FAST)
     assert report["failed"] == [] and [row["mode"] for row in report["rows"]] == ["forward", "train"]
     assert all(row["op"] == "model" and row["gflops"] > 0 for row in report["rows"])
-    assert "| tiny-b3 | 3x2x9x8 -> 10, 6 layers," in table.markdown(report)
+    page = table.markdown(report)
+    assert "| tiny-b3 | 3x2x9x8 -> 10, 6 layers," in page and "| ratio | images/s | GFLOP/s |" in page
+    forward = report["rows"][0]
+    times = [forward["times"][name]["median_ms"] for name in ("ours", forward["best_competitor"])]
+    assert f" | {3000 / times[0]:.3g} / {3000 / times[1]:.3g} | " in page
+
+
+@pytest.mark.parametrize("style", ["plain", "fixup", "nf"])
+def test_a_residual_network_passes_the_check_and_as_nodes_of_onnx(
+    no_compile: None, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ResNet("tiny-resnet", "bottleneck", (1, 1), "imagenet", style, width=4, image=(2, 33, 30))
+    monkeypatch.setitem(ARCHITECTURES, "tiny-resnet", row)
+    for mode in ("forward", "train"):
+        made = ModelProblem(ModelCase("tiny-resnet-b3", "tiny-resnet", 3, mode), "cpu", 1)
+        assert all(expected.any() for expected in made.expected)  # also behind layers that begin at 0
+        for contestant in made.contestants():
+            if contestant.name in ("ours", "ours CL", "eager"):
+                result = contestant.outputs(contestant.build()())
+                assert made.error(result) <= 1e-5, (mode, contestant.name)
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    made = ModelProblem(ModelCase("tiny-resnet-b3", "tiny-resnet", 3), "cpu", 1)
+    engine = {contestant.name: contestant for contestant in made.contestants()}["onnxruntime"]
+    assert made.error(engine.outputs(engine.build()())) <= 1e-5
 
 
 # --- rows and files

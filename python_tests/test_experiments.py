@@ -219,6 +219,7 @@ def test_a_run_of_one_kind_only_says_what_it_cannot_judge(tiny_preset: Path, tmp
         ({"seeds": (-1,)}, "got -1"),
         ({"variants": ("half-bias",)}, "no variant 'half-bias'; it has with-bias, without-bias"),
         ({"form": "molten"}, "unknown form 'molten'; known: fused, plain"),
+        ({"precision": "float8"}, "unknown precision 'float8'; known: float32, bfloat16"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(
@@ -444,7 +445,7 @@ def tiny_forms(root: Path, *names: str) -> tuple[Dataset, dict[tuple[str, str], 
     data = table1.load_data(TINY, root)
     forms = {
         (form, "contiguous"): table1.new_model(
-            table1_mnist.ROW, data, bias=False, fused=form == "fused", seed=0
+            table1_mnist.ROW, TINY, data, table1.KINDS[1], fused=form == "fused", seed=0
         )
         for form in names
     }

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cifar_files import write_folder
 from cut_runs import cut_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,7 +53,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (0,),
         64,
         40,
-        stand_in=Network("composite-10", 1, 32),
+        second=Network("cifar-10", 1, 32),
         pairs=5,
         points=20,
     )
@@ -260,6 +261,19 @@ def test_the_composite_is_named_and_never_compared_with_cifar(tiny: Path, tmp_pa
     assert cifar.verdict == NOT_TESTABLE
     assert cifar.measured.startswith("CIFAR-10 was not read in this run; in its place: colour composite of")
     assert "| composite-10, without bias | - |" in text
+
+
+def test_cifar_10_is_used_where_it_is(tiny: Path, tmp_path: Path) -> None:
+    write_folder(tiny)
+    folder = runner.run("interpolation", preset="tiny", data=tiny, out=tmp_path, progress=quiet())
+    metrics, text = json.loads((folder / "metrics.json").read_text()), (folder / "table.md").read_text()
+    assert [part["data"]["name"] for part in metrics["sets"]] == ["mnist", "cifar-10"]
+    assert "composite" not in text
+    assert "| cifar-10, without bias | - |" in text  # the first images only: not compared
+    metrics["sets"][1]["data"]["as_in_paper"] = True
+    assert "| cifar-10, without bias | 29.60 |" in interpolation_report.table(metrics)
+    (cifar,) = [v for v in interpolation_claims.verdicts(metrics) if "CIFAR" in v.claim]
+    assert cifar.verdict != NOT_TESTABLE
 
 
 @pytest.mark.parametrize("batch", [1, 5, 9])

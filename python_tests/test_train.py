@@ -151,15 +151,24 @@ def test_another_configuration_is_not_continued(tmp_path: Path) -> None:
         train(MODELS["plain"](), tiny_data(), dataclasses.replace(CONFIG, epochs=2), folder=tmp_path)
 
 
-def test_resuming_with_other_threads_is_said(tmp_path: Path) -> None:
+def test_resuming_under_other_conditions_is_said(tmp_path: Path) -> None:
     train(MODELS["plain"](), tiny_data(), dataclasses.replace(CONFIG, epochs=1), folder=tmp_path)
-    index = json.loads((tmp_path / "checkpoint.json").read_text())
-    index["meta"]["surroundings"]["threads"] = 1000
-    write_json(tmp_path / "checkpoint.json", index)
-    said: list[str] = []
-    train(MODELS["plain"](), tiny_data(), CONFIG, folder=tmp_path, say=said.append)
-    assert len(said) == 1
-    assert "threads 1000 then" in said[0]
+
+    def said_after(**change: int | None) -> list[str]:
+        index = json.loads((tmp_path / "checkpoint.json").read_text())
+        then = index["meta"]["surroundings"] | change
+        index["meta"]["surroundings"] = {key: value for key, value in then.items() if value is not None}
+        write_json(tmp_path / "checkpoint.json", index)
+        said: list[str] = []
+        train(MODELS["plain"](), tiny_data(), CONFIG, folder=tmp_path, say=said.append)
+        return said
+
+    (line,) = said_after(threads=1000)
+    assert "threads 1000 then" in line and "ranks" not in line
+    threads = torch.get_num_threads()
+    assert said_after(threads=threads, ranks=None) == []  # from a time when there were no ranks
+    (line,) = said_after(ranks=8)
+    assert "ranks 8 then, 1 now" in line
 
 
 @pytest.mark.parametrize("harm", ["cut tensors", "no tensors", "no json", "json of something else"])

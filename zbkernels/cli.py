@@ -55,7 +55,7 @@ def list_experiments() -> None:
 @app.command()
 def run(
     name: Annotated[str, typer.Argument(help="An experiment from `zb list`")],
-    preset: Annotated[str, typer.Option(help="smoke, quick or paper")] = "quick",
+    preset: Annotated[str, typer.Option(help="smoke, quick, paper, or another in `zb list`")] = "quick",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:index]")] = "auto",
     data: Data = None,
     out: Annotated[Path, typer.Option(help="Results go to OUT/NAME-PRESET")] = Path("out"),
@@ -64,6 +64,16 @@ def run(
         list[str] | None, typer.Option(help="Only this kind of network (may be repeated)")
     ] = None,
     form: Annotated[str, typer.Option(help="Zero-bias networks on fused or plain layers")] = "fused",
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="zero-image: weights of a torchvision or timm network, as PATH, torchvision:NAME=PATH or "
+            "timm:NAME=PATH (may be repeated)"
+        ),
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, or bfloat16 to train Table 1's rows by autocast")
+    ] = "float32",
     time_epochs: Annotated[bool, typer.Option("--time-epochs", help="Also do what `zb time` does")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over, whatever is there")] = False,
 ) -> None:
@@ -80,6 +90,8 @@ def run(
             seeds=_seeds(seeds),
             variants=tuple(variant) if variant else None,
             form=form,
+            checkpoints=tuple(checkpoint or ()),
+            precision=precision,
             time_epochs=time_epochs,
             force=force,
         )
@@ -218,6 +230,10 @@ def _options(
 
 def _show(folder: Path) -> None:
     """A run's table as text: it stays readable when it is piped into a file."""
+    from zbkernels.distributed import speaks
+
+    if not speaks():
+        return
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"{folder / 'table.md'}  {folder / 'figure.png'}")
 
@@ -238,6 +254,7 @@ def _one_line_errors(when_interrupted: str = "stopped") -> Iterator[None]:
     """Turn errors that are the user's to mend into one line and exit code 1; other faults show as they are."""
     from zbkernels.checkpoint import CheckpointError
     from zbkernels.data import DataError
+    from zbkernels.distributed import DistributedError
     from zbkernels.experiments import ExperimentError
     from zbkernels.nap import RecordingError
     from zbkernels.nap.sources import NapError
@@ -253,6 +270,7 @@ def _one_line_errors(when_interrupted: str = "stopped") -> Iterator[None]:
         ReportError,
         TrainingError,
         CheckpointError,
+        DistributedError,
         TuningError,
         RecordingError,
         NapError,

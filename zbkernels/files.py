@@ -10,14 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from zbkernels.distributed import team
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` when the block succeeds, delete it
     otherwise.
 
-    The temporary name keeps the suffix of ``path``, since writers such as matplotlib go by it.
+    The temporary name keeps the suffix of ``path``, since writers such as matplotlib go by it. Where several processes
+    train together (:mod:`zbkernels.distributed`), what any but rank 0 writes is dropped.
     """
+    if not team().first:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / path.name
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     os.close(handle)

@@ -1,14 +1,15 @@
 """The training loop: seeded, with a checkpoint each epoch.
 
 A run that was cut off and is continued gives the uncut run's result bit for bit, on the same machine with the same
-torch and the same number of threads.
+torch and the same number of threads. Under torchrun the processes share each batch (:mod:`zbkernels.distributed`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zbkernels import augment
+from zbkernels import augment, distributed
 from zbkernels import checkpoint as checkpoints
 from zbkernels.data import Dataset, Split
 
 EVALUATION_BATCH = 1000
+_EVALUATION_PIXELS = 1 << 25  # in a batch at most: 222 images of 3×224×224
 _LOSS_CHECK_EVERY = 64  # batches between looks at the losses: on a GPU each look waits for it
 SCHEDULES = ("constant", "cosine")
+PRECISIONS = ("float32", "bfloat16")
 _OPTIMIZERS = {"adadelta": torch.optim.Adadelta, "sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
 class TrainingError(Exception):
     """Training cannot go on; the message says where it stopped and why."""
+
+
+class DivergedError(TrainingError):
+    """The loss is no finite number any more."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class TrainConfig:
         mixup: alpha of mixup's Beta(alpha, alpha); 0: none.
         contrasts: each training image is multiplied by one of these, drawn anew each epoch; (): by none.
         crop: "none", "crop" (moved by up to 4 pixels) or "crop-flip" (and half of them mirrored).
+        precision: of the network's pass over training images, "float32" or "bfloat16" (by torch's autocast: weights,
+            loss and optimizer stay float32). Test images are evaluated in float32.
     """
 
     epochs: int
@@ -61,11 +70,13 @@ class TrainConfig:
     mixup: float = 0.0
     contrasts: tuple[float, ...] = ()
     crop: str = "none"
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("schedule", self.schedule, SCHEDULES),
             ("crop", self.crop, augment.CROPS),
+            ("precision", self.precision, PRECISIONS),
         ):
             if value not in known:
                 raise ValueError(
@@ -115,7 +126,9 @@ def train(
 ) -> list[Epoch]:
     """Train ``model`` in place with cross-entropy and return one :class:`Epoch` per epoch.
 
-    Torch's global generators are left as they were found.
+    Torch's global generators are left as they were found. Within :func:`zbkernels.distributed.joined` every rank calls
+    this with the same arguments, gets the same weights and history, and rank 0 writes the checkpoints; the gradient is
+    that of the whole batch (batch norm alone has statistics of each rank's share).
 
     Args:
         until: stop after this many of the epochs; None: after all. With ``folder``, a later call goes on from there.
@@ -125,9 +138,10 @@ def train(
         say: receives a line of text where the user should know something.
 
     Raises:
-        TrainingError: the loss is not finite, or the checkpoint in ``folder`` belongs to another
-            configuration.
+        DivergedError: the loss is not finite.
+        TrainingError: the checkpoint in ``folder`` belongs to another configuration.
         CheckpointError: the checkpoint in ``folder`` is broken.
+        DistributedError: the ranks differ in data or checkpoint, or in what they draw.
         ValueError: an unknown optimizer or memory format.
     """
     device = next(model.parameters()).device
@@ -137,24 +151,30 @@ def train(
     optimizer = new_optimizer(model, config)
     shuffle = torch.Generator().manual_seed(config.seed)
     history: list[Epoch] = []
+    team = distributed.team()
+    parallel = team.parallel(model)
 
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), _deterministic_cudnn():
         torch.manual_seed(config.seed)
+        team.check_same("as many images", (len(data.train), len(data.test)))
         found = checkpoints.load(folder) if folder is not None else None
         if found is not None:
             history = _resume(found, model, optimizer, shuffle, config, device, say)
             for epoch in history:
                 if on_epoch is not None:
                     on_epoch(epoch)
+        team.check_same("a checkpoint of as many epochs (the folder must be one for all ranks)", len(history))
         for number in range(len(history) + 1, (config.epochs if until is None else until) + 1):
             started = time.perf_counter()
             order = torch.randperm(len(data.train), generator=shuffle).to(device)
-            train_loss = train_epoch(model, data.train, optimizer, config, order, number, on_batch)
+            train_loss = train_epoch(parallel, data.train, optimizer, config, order, number, on_batch)
             seconds = time.perf_counter() - started
+            team.share_buffers(model)
+            team.check_same("the same random numbers (dropout draws its own)", _crc32(torch.get_rng_state()))
             test_loss, test_accuracy = evaluate(model, data.test, memory_format=layout)
             history.append(Epoch(number, train_loss, test_loss, test_accuracy, seconds))
-            if folder is not None:
+            if folder is not None and team.first:
                 checkpoints.save(
                     folder,
                     step=number,
@@ -208,52 +228,81 @@ def train_epoch(
 ) -> float:
     """One pass over ``split`` in the order ``order`` ([N] int64); returns the mean loss.
 
+    In a team of several, ``model`` is what :meth:`zbkernels.distributed.Team.parallel` made of it.
+
     Raises:
-        TrainingError: the loss of a batch is not finite.
+        DivergedError: the loss of a batch is not finite.
     """
     layout = memory_format(config.memory_format)
     model.train()
     batches = order.split(config.batch_size)
     losses = torch.zeros(len(batches), dtype=torch.float64, device=order.device)
-    for position, chosen in enumerate(batches):
+    team = distributed.team()
+    read = split.batches(batches, seed=config.seed, epoch=number, team=team)
+    for position, (images, labels) in enumerate(read):
         set_learning_rate(optimizer, config, (number - 1 + position / len(batches)) / config.epochs)
         optimizer.zero_grad(set_to_none=True)
-        loss = _loss(model, split.images[chosen], split.labels[chosen], config, layout)
+        loss = _loss(model, images, labels, config, layout)
         loss.backward()
         optimizer.step()
         losses[position] = loss.detach()
         if (position + 1) % _LOSS_CHECK_EVERY == 0 or position + 1 == len(batches):
-            _check_finite(losses[: position + 1], number, config)
+            _check_finite(team.mean(losses[: position + 1]), number, config)
         if on_batch is not None:
             on_batch()
     sizes = torch.tensor([len(chosen) for chosen in batches], dtype=torch.float64, device=order.device)
-    return float((losses * sizes).sum() / sizes.sum())
+    return float((team.mean(losses) * sizes).sum() / sizes.sum())
 
 
 def _loss(
     model: nn.Module, images: Tensor, labels: Tensor, config: TrainConfig, layout: torch.memory_format
 ) -> Tensor:
-    """Mean cross-entropy of a batch, after what the configuration does to its images."""
+    """Mean cross-entropy of a batch, after what the configuration does to its images.
+
+    In a team, the mean over the ranks of what each returns: all draw for the whole batch, so that they draw the same,
+    and each trains on its share.
+    """
     if config.crop != "none":
         images = augment.crop(images, flip=config.crop == "crop-flip")
     if config.contrasts:
         images = augment.multiply(images, config.contrasts)
-    if not config.mixup:
-        return F.cross_entropy(model(images.to(memory_format=layout)), labels)
-    images, partners, weight = augment.mixup(images, config.mixup)
-    logits = model(images.to(memory_format=layout))
-    return weight * F.cross_entropy(logits, labels) + (1 - weight) * F.cross_entropy(logits, labels[partners])
+    targets = [(1.0, labels)]
+    if config.mixup:
+        images, partners, weight = augment.mixup(images, config.mixup)
+        targets = [(weight, labels), (1 - weight, labels[partners])]
+    team = distributed.team()
+    mine = team.share(len(images))
+    weigh = team.size * (mine.stop - mine.start) / len(images)  # shares of unequal length count by it
+    if not weigh:  # fewer images than ranks: this one takes part in the exchange of gradients, with nothing
+        mine = slice(0, 1)
+    images = images[mine].to(memory_format=layout)
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+        logits = model(images)
+    if config.precision == "bfloat16":
+        logits = logits.float()
+    losses = [weight * F.cross_entropy(logits, target[mine]) for weight, target in targets]
+    return weigh * torch.stack(losses).sum()
 
 
 @torch.inference_mode()
 def evaluate(
     model: nn.Module, split: Split, *, memory_format: torch.memory_format = torch.contiguous_format
 ) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy in percent."""
-    logits = predict_logits(model, split.images, memory_format=memory_format)
-    loss = F.cross_entropy(logits.double(), split.labels)
-    correct = (logits.argmax(1) == split.labels).sum().item()
-    return float(loss), 100 * correct / len(split)
+    """Mean cross-entropy and accuracy in percent. The ranks of a team share the images, and all return the same."""
+    totals = torch.zeros(2, dtype=torch.float64, device=split.labels.device)
+    for images, labels in split.batches(evaluation_batches(split)):
+        logits = predict_logits(model, images, memory_format=memory_format)
+        totals[0] += F.cross_entropy(logits.double(), labels, reduction="sum")
+        totals[1] += (logits.argmax(1) == labels).sum()
+    loss, correct = (distributed.team().sum(totals) / len(split)).tolist()
+    return loss, 100 * correct
+
+
+def evaluation_batches(split: Split) -> Sequence[Tensor]:
+    """The indices of ``split`` in batches of bounded memory; in a team, those batches that are this rank's."""
+    pixels = math.prod(split.image_shape)
+    batches = torch.arange(len(split)).split(max(1, min(EVALUATION_BATCH, _EVALUATION_PIXELS // pixels)))
+    return batches[distributed.team().share(len(batches))]
 
 
 @torch.inference_mode()
@@ -278,7 +327,7 @@ def _check_finite(losses: Tensor, number: int, config: TrainConfig) -> None:
     bad = (~losses.isfinite()).nonzero()
     if len(bad):
         at = int(bad[0])
-        raise TrainingError(
+        raise DivergedError(
             f"the loss is {float(losses[at])} at epoch {number}, batch {at + 1} ({config.optimizer}, "
             f"lr {config.lr}): expected a finite number; a smaller learning rate may help"
         )
@@ -302,12 +351,8 @@ def _resume(
     if differing or len(meta["history"]) > config.epochs:
         said = ", ".join(f"{k} {v} instead of {wanted[k]}" for k, v in differing.items()) or "more epochs"
         raise TrainingError(f"{found.folder}: the checkpoint was made with {said}; --force starts over")
-    now = _surroundings(device)
-    changed = [
-        f"{key} {meta['surroundings'].get(key)} then, {now[key]} now"
-        for key in now
-        if meta["surroundings"].get(key) != now[key]
-    ]
+    now, then = _surroundings(device), {"ranks": 1, **meta["surroundings"]}
+    changed = [f"{key} {then.get(key)} then, {now[key]} now" for key in now if then.get(key) != now[key]]
     if changed and say is not None:
         say(f"resumed under other conditions, so not bit for bit an uncut run: {', '.join(changed)}")
     checkpoints.restore(found, model, optimizer)
@@ -327,7 +372,16 @@ def _rng_states(shuffle: torch.Generator, device: torch.device) -> dict[str, Ten
 
 def _surroundings(device: torch.device) -> dict[str, Any]:
     """What the last bits of a result depend on besides the configuration."""
-    return {"torch": torch.__version__, "device": device.type, "threads": torch.get_num_threads()}
+    return {
+        "torch": torch.__version__,
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+        "ranks": distributed.team().size,
+    }
+
+
+def _crc32(state: Tensor) -> int:
+    return zlib.crc32(state.numpy().data)
 
 
 def memory_format(name: str) -> torch.memory_format:

@@ -3,6 +3,10 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#if defined(__unix__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -29,21 +33,26 @@ void parallel_tasks(int64_t tasks, const Body& body) {
   });
 }
 
-// Memory that a thread keeps from call to call (fresh pages cost more than many a kernel), aligned to a cache
-// line. What is larger than kKept is given back by release().
+// Memory that a thread keeps from call to call (fresh pages cost more than many a kernel), aligned to a page.
+// What is larger than kKept is given back by release(). It comes from the system and not from the C library's
+// heap: there a buffer that grows between a network's activations leaves holes that nothing else fits.
 class Arena {
  public:
   Arena() = default;
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
-  ~Arena() { std::free(data_); }
+  ~Arena() { give_back(); }
 
   void* get(int64_t bytes) {
     if (bytes > size_) {
-      std::free(data_);
-      data_ = nullptr, size_ = 0;
+      give_back();
       const size_t whole = (static_cast<size_t>(bytes) + 4095) / 4096 * 4096;
+#if defined(__unix__)
+      void* fresh = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      data_ = fresh == MAP_FAILED ? nullptr : fresh;
+#else
       data_ = std::aligned_alloc(4096, whole);
+#endif
       if (!data_) throw std::bad_alloc();
       size_ = static_cast<int64_t>(whole);
     }
@@ -51,10 +60,20 @@ class Arena {
   }
 
   void release() {
-    if (size_ > kKept) std::free(data_), data_ = nullptr, size_ = 0;
+    if (size_ > kKept) give_back();
   }
 
  private:
+  void give_back() {
+    if (!data_) return;
+#if defined(__unix__)
+    munmap(data_, static_cast<size_t>(size_));
+#else
+    std::free(data_);
+#endif
+    data_ = nullptr, size_ = 0;
+  }
+
   static constexpr int64_t kKept = int64_t{64} << 20;
   void* data_ = nullptr;
   int64_t size_ = 0;

@@ -408,6 +408,14 @@ SUITES: dict[str, list[Case]] = {
                 ("cnn-fashion", "train"): (32, 512),
                 ("resnet9", "train"): (32,),
                 ("vgg11", "train"): (32,),
+                ("resnet18", "forward"): (1, 32),
+                ("resnet50-fixup", "forward"): (1, 4),
+                ("resnet18", "train"): (32,),
+                ("resnet18-fixup", "train"): (32,),
+                ("resnet18-nf", "train"): (32,),
+                ("resnet18-w16-fixup", "train"): (128,),
+                ("resnet50-fixup", "train"): (4,),
+                ("resnet50-nf", "train"): (4,),
             }
         )
     ],

@@ -14,7 +14,7 @@ from zbkernels.benchmarking.cases import CLASSES, ModelCase
 from zbkernels.benchmarking.check import Wrong, relative_error
 from zbkernels.benchmarking.contestants import Contestant
 from zbkernels.benchmarking.onnx_nodes import nodes_of
-from zbkernels.models import ARCHITECTURES, Linear, build, layer_kernels
+from zbkernels.models import ARCHITECTURES, Architecture, Linear, build, layer_kernels
 
 # So small that the steps of a measurement change no weight by more than some roundings: every sample of every
 # contestant is then the same step. At an ordinary rate the loss falls meanwhile, by more where more calls fit in a
@@ -99,11 +99,11 @@ class ModelProblem:
         return found
 
     def _all_linear(self) -> bool:
-        return all(isinstance(block, Linear) for block in ARCHITECTURES[self.case.model].blocks)
+        row = ARCHITECTURES[self.case.model]
+        return isinstance(row, Architecture) and all(isinstance(block, Linear) for block in row.blocks)
 
     def _model(self, *, fused: bool) -> nn.Sequential:
-        model = build(ARCHITECTURES[self.case.model], self.case.image, CLASSES, fused=fused)
-        return model.to(device=self.device, dtype=self.dtype)
+        return new_model(self.case.model, fused=fused).to(device=self.device, dtype=self.dtype)
 
     def _torch(self, form: str, *, cl: bool, ours: bool = False, compile_it: bool = False) -> Contestant:
         def make() -> Callable[[], Any]:
@@ -131,6 +131,19 @@ class ModelProblem:
     def _onnx_model(self) -> bytes:
         nodes, constants = nodes_of(self._model(fused=False), "x")
         return engines.onnx_model(nodes, {"x": self.images}, constants)
+
+
+def new_model(name: str, *, fused: bool) -> nn.Sequential:
+    """The row's network for its own images, initialised. Layers that begin at 0 (Fixup's last ones) are drawn here:
+    with them no gradient would pass, and no mistake would show."""
+    row = ARCHITECTURES[name]
+    model = build(row, row.image, CLASSES, fused=fused)
+    seed = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1 and not weight.any():
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=seed) / weight[0].numel() ** 0.5)
+    return model
 
 
 class Inference:

@@ -56,7 +56,8 @@ def tables(report: dict[str, Any]) -> Iterator[tuple[str, list[str], list[list[s
         present = {name for row in rows for name in (*row["times"], *row["absent"])}
         contestants = [name for name in COLUMNS if name in present] + sorted(present - set(COLUMNS))
         rate = "GB/s" if suite == "nap" else "GFLOP/s"
-        header = ["row", "shape", "dtype", *contestants, "best other", "ratio", rate, "of ceiling"]
+        images = ["images/s"] if suite == "models" else []
+        header = ["row", "shape", "dtype", *contestants, "best other", "ratio", *images, rate, "of ceiling"]
         yield f"{suite} {mode} (ms, medians)", header, [_cells(row, contestants) for row in rows]
 
 
@@ -68,9 +69,18 @@ def _cells(row: dict[str, Any], contestants: list[str]) -> list[str]:
         else:
             cells.append(row["absent"].get(name, "-"))
     rate = row["gbytes_per_s"] if row["gflops"] is None else row["gflops"]
-    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    ratio = ["-" if row["ratio"] is None else f"{row['ratio']:.2f}"]
+    if row["suite"] == "models":
+        ratio.append(_images_per_second(row))
     of_ceiling = f"{row['of_ceiling']:.0%} {row['bound']}"
-    return [*cells, row["best_competitor"] or "-", ratio, f"{rate:.3g}", of_ceiling]
+    return [*cells, row["best_competitor"] or "-", *ratio, f"{rate:.3g}", of_ceiling]
+
+
+def _images_per_second(row: dict[str, Any]) -> str:
+    """Of `ours` and of the best competitor: ``900 / 450``."""
+    batch = int(row["shape"].split("x")[0])
+    times = (row["times"].get(name, {}).get("median_ms") for name in ("ours", row["best_competitor"]))
+    return " / ".join("-" if ms is None else f"{1000 * batch / ms:.3g}" for ms in times)
 
 
 def headline(report: dict[str, Any]) -> list[str]:
@@ -109,6 +119,7 @@ def headline(report: dict[str, Any]) -> list[str]:
 NOTES = (
     "ratio: the best competitor's median over that of `ours`; above 1 this package is faster. "
     "GFLOP/s counts the direct algorithm's operations. "
+    "images/s: of `ours` / of the best competitor. "
     "of ceiling: the floor set by the measured ceilings over the time of `ours`, and which ceiling sets it."
 )
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from zbkernels.distributed import Team
 
 DATA_VARIABLE = "ZBKERNELS_DATA"
 
@@ -23,6 +29,8 @@ class Split:
     images: Tensor
     labels: Tensor
 
+    kept: ClassVar = "first"  # which ones :meth:`first` keeps, as a title says it
+
     def __len__(self) -> int:
         return self.labels.shape[0]
 
@@ -32,6 +40,33 @@ class Split:
     def first(self, count: int) -> Split:
         """The first ``count`` images, fewer where the split is smaller."""
         return Split(self.images[:count], self.labels[:count])
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        _, c, h, w = self.images.shape
+        return c, h, w
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images ``[B, C, H, W]`` and labels ``[B]`` at ``indices`` ([B] int64), on the split's device."""
+        indices = indices.to(self.labels.device)
+        return self.images[indices], self.labels[indices]
+
+    def batches(
+        self, batches: Sequence[Tensor], *, seed: int = 0, epoch: int = 0, team: Team | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """:meth:`batch` of each of ``batches``, one after another.
+
+        ``seed``, ``epoch`` and ``team`` are for splits that are read while they are used
+        (:class:`zbkernels.data.streamed.StreamedSplit`).
+        """
+        del seed, epoch, team
+        return (self.batch(indices) for indices in batches)
+
+    def checksum(self, start: int = 0) -> int:
+        """CRC-32 of images and labels, going on from ``start``: two splits of equal content have the same."""
+        for tensor in (self.images, self.labels):
+            start = zlib.crc32(tensor.cpu().contiguous().numpy().data, start)
+        return start
 
 
 @dataclass(frozen=True)
@@ -56,8 +91,7 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        _, c, h, w = self.train.images.shape
-        return c, h, w
+        return self.train.image_shape
 
     def to(self, device: torch.device | str) -> Dataset:
         return replace(self, train=self.train.to(device), test=self.test.to(device))
@@ -68,7 +102,8 @@ class Dataset:
         kept_test = self.test if test is None else self.test.first(test)
         if len(kept_train) == len(self.train) and len(kept_test) == len(self.test):
             return self
-        title = f"{self.title}, first {len(kept_train):,} training and {len(kept_test):,} test images"
+        counts = f"{len(kept_train):,} training and {len(kept_test):,} test images"
+        title = f"{self.title}, {self.train.kept} {counts}"
         return replace(self, title=title, train=kept_train, test=kept_test)
 
 
@@ -82,7 +117,7 @@ def data_root(root: str | Path | None) -> Path:
     if not given:
         raise DataError(
             f"no data folder is given: pass --data DIR or set {DATA_VARIABLE} to a folder in torchvision's "
-            "layout (DIR/MNIST/raw, DIR/FashionMNIST/raw); the preset smoke needs none"
+            "layout (DIR/MNIST/raw, DIR/cifar-10-batches-py, DIR/imagenet/train); the preset smoke needs none"
         )
     path = Path(given).expanduser()
     if not path.is_dir():

@@ -13,10 +13,18 @@ __all__ = ["EXPERIMENTS", "Experiment", "ExperimentError", "Preset", "get"]
 EXPERIMENTS: dict[str, str] = {
     "table1-mnist": "zbkernels.experiments.table1_mnist",
     "table1-fashion": "zbkernels.experiments.table1_fashion",
+    "table1-cifar100": "zbkernels.experiments.table1_cifar100",
+    "table1-imagenet": "zbkernels.experiments.table1_imagenet",
+    "table1": "zbkernels.experiments.table1_all",
+    "loss-curves": "zbkernels.experiments.loss_curves",
+    "augmentation": "zbkernels.experiments.augmentation",
     "interpolation": "zbkernels.experiments.interpolation",
     "nap-tradeoff": "zbkernels.experiments.nap_tradeoff",
     "convex-region": "zbkernels.experiments.convex_region",
     "regions": "zbkernels.experiments.regions",
+    "zero-image": "zbkernels.experiments.zero_image",
+    "linear-regions-2d": "zbkernels.experiments.linear_regions_2d",
+    "directionality": "zbkernels.experiments.directionality",
 }
 
 

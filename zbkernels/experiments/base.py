@@ -24,6 +24,7 @@ class Preset:
         summary: one line for ``zb list``.
         data: name of the image set (see :mod:`zbkernels.data`).
         train_images, test_images: take only the first so many; None takes all.
+        variants: the kinds of network that are trained unless the user names some; None: all of the experiment's.
     """
 
     summary: str
@@ -33,6 +34,7 @@ class Preset:
     seeds: tuple[int, ...]
     train_images: int | None = None
     test_images: int | None = None
+    variants: tuple[str, ...] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class RunSettings:
     device: str
     variants: tuple[str, ...]
     form: str  # of the zero-bias networks: "fused" or "plain"
+    # of networks that others trained: as the user wrote each -> SHA-256 of the file
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
+    precision: str = "float32"  # of training: as TrainConfig's
 
 
 @dataclass
@@ -70,8 +75,11 @@ class Experiment:
         run: does the work and returns the metrics (JSON-able).
         table: metrics -> Markdown.
         figure: metrics and a path -> a PNG file there.
+        any_precision: it trains in bfloat16, too, where that is asked for.
         time_epochs: measures training epochs in each form, for the metrics' "timing" (see :mod:`epoch_timing`); None:
             nothing to compare.
+        checkpoint_digest: what the user wrote after ``--checkpoint`` -> SHA-256 of the file; None: the experiment
+            takes no checkpoints.
     """
 
     name: str
@@ -83,3 +91,5 @@ class Experiment:
     table: Callable[[dict[str, Any]], str]
     figure: Callable[[dict[str, Any], Path], None]
     time_epochs: Callable[[RunContext], dict[str, Any]] | None = field(default=None)
+    checkpoint_digest: Callable[[str], str] | None = field(default=None)
+    any_precision: bool = False

@@ -87,7 +87,7 @@ def time_forms(
         "epochs": epochs,
         "turn": TURN,
         "threads": torch.get_num_threads(),
-        "device": data.train.images.device.type,
+        "device": data.train.labels.device.type,
         "torch": torch.__version__,
         "absent": absent,
         "rows": [
@@ -200,5 +200,6 @@ def _kernels(contestant: _Contestant, data: Dataset) -> str:
     """Which kernel each fused layer runs forward, by one more pass; "torch" for torch's layers."""
     if contestant.form != "fused":
         return "torch"
-    ran = layer_kernels(contestant.model, lambda: contestant.model(data.train.images[:1]))
+    images, _ = data.train.batch(torch.tensor([0]))
+    ran = layer_kernels(contestant.model, lambda: contestant.model(images))
     return ", ".join(dict.fromkeys(forward for (forward,) in ran.values()))

@@ -57,9 +57,8 @@ def _accuracies(metrics: dict[str, Any]) -> str:
             values = [u["splits"]["test"]["accuracy"] for u in part["units"] if u["variant"] == variant]
             if not values:
                 continue
-            paper = (
-                metrics["paper"]["mnist"] if part["data"]["as_in_paper"] and variant == WITHOUT_BIAS else None
-            )
+            compared = part["data"]["as_in_paper"] and variant == WITHOUT_BIAS
+            paper = metrics["paper"][name] if compared else None
             deviation = spread(values)
             rows.append(
                 [

@@ -72,12 +72,17 @@ def whole_plane() -> Plane:
     return Plane(np.zeros(2), np.array([1.0, 0.0]), np.array([0.0, 1.0]))
 
 
-def classes_at(network: dict[str, Any], points: Array) -> np.ndarray:
-    """Predictions at points [N, 2], [N] int64."""
+def logits_at(network: dict[str, Any], points: Array) -> Array:
+    """Logits at points [N, 2], [N, classes] float64."""
     for layer in layers_of(network):
         points = (points @ layer.weight.T + layer.bias).clip(min=0)
     last = network["classifier"]
-    return (points @ np.array(last["weight"]).T + np.array(last["bias"])).argmax(1)
+    return points @ np.array(last["weight"]).T + np.array(last["bias"])
+
+
+def classes_at(network: dict[str, Any], points: Array) -> np.ndarray:
+    """Predictions at points [N, 2], [N] int64."""
+    return logits_at(network, points).argmax(1)
 
 
 def shape_of_regions(network: dict[str, Any]) -> dict[str, int]:

@@ -9,16 +9,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from zbkernels import distributed
+
 
 class Progress:
     """Counts batches over all units of a run. Used as a context manager.
 
     Args:
-        console: where to write. On anything but a terminal no bar is drawn and finished epochs are printed.
+        console: where to write; None: the standard output, on rank 0 alone where torchrun started several processes.
+            On anything but a terminal no bar is drawn and finished epochs are printed.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or Console(quiet=not distributed.speaks())
         self._bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -35,16 +38,20 @@ class Progress:
         self._task = self._bar.add_task("", total=0)
         self._total = 0
         self._done = 0
+        self._entered = 0  # a run may hold others, which show the same bar
         self._last_line = (time.monotonic(), 0)  # when the last line was printed, and after how many batches
 
     def __enter__(self) -> Progress:
-        self._bar.start()
+        self._entered += 1
+        self._bar.start()  # of one that is shown already: nothing
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._entered -= 1
+        if not self._entered:
+            self._bar.stop()
 
     def expect(self, batches: int) -> None:
         """Add (or, negative, take away) work still to do."""

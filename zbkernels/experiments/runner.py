@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from zbkernels import distributed
 from zbkernels._version import __version__
 from zbkernels.experiments import get
 from zbkernels.experiments.base import Experiment, ExperimentError, RunContext, RunSettings
 from zbkernels.experiments.progress import Progress
 from zbkernels.files import read_json, replacing, write_json, write_text
+from zbkernels.train import PRECISIONS
 
 FORMS = ("fused", "plain")
 _TIMING = "timing.json"
@@ -31,38 +33,54 @@ def run(
     seeds: tuple[int, ...] | None = None,
     variants: tuple[str, ...] | None = None,
     form: str = "fused",
+    checkpoints: tuple[str, ...] = (),
+    precision: str = "float32",
     time_epochs: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
     """Run the experiment ``name`` into ``<out>/<name>-<preset>`` and return that folder.
 
-    A run that is finished there with the same settings is left alone; one that was cut off goes on.
+    A run that is finished there with the same settings is left alone; one that was cut off goes on. Processes that
+    torchrun started train each network together, and rank 0 writes (:mod:`zbkernels.distributed`).
 
     Args:
         device: "auto" (CUDA where there is one), or a torch device.
         data: folder of the image sets; None: ``$ZBKERNELS_DATA``.
         seeds, variants: instead of the preset's seeds and of all kinds of network.
         form: of the zero-bias networks, "fused" (zbkernels.nn) or "plain" (torch layers).
+        checkpoints: of networks that others trained, for an experiment that looks at such.
+        precision: of training, "float32" or, for the experiments that have it, "bfloat16".
         time_epochs: also measure training epochs in each form, as :func:`time_epochs_of` does alone.
         force: throw away what is there and start over.
 
     Raises:
-        ExperimentError, DataError, CheckpointError, TrainingError: with one line for the user.
+        ExperimentError, DataError, CheckpointError, TrainingError, DistributedError: with one line for the user.
     """
     experiment = get(name)
-    settings = _settings(experiment, preset, device, seeds, variants, form)
+    settings = settings_for(
+        experiment, preset, device, seeds, variants, form, checkpoints=checkpoints, precision=precision
+    )
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
-    if not force and not time_epochs and _finished(folder, settings):
-        progress.say(f"{folder}: finished already; --force repeats it")
-        return folder
+    if time_epochs and distributed.launched():
+        raise ExperimentError("--time-epochs times one process; run `zb time` without torchrun")
+    with distributed.joined(settings.device) as own_device:
+        finished = distributed.team().agree(lambda: is_finished(folder, settings))
+        if finished and not force and not time_epochs:
+            progress.say(f"{folder}: finished already; --force repeats it")
+            return folder
+        context = RunContext(settings, experiment.presets[preset], folder, data, own_device, progress, force)
+        run_in(experiment, context, time_epochs)
+    return folder
 
-    context = RunContext(
-        settings, experiment.presets[preset], folder, data, torch.device(settings.device), progress, force
-    )
+
+def run_in(experiment: Experiment, context: RunContext, time_epochs: bool = False) -> None:
+    """Run an experiment into the context's folder, whatever is there; in a team, as one of its ranks."""
+    folder, settings, progress = context.folder, context.settings, context.progress
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.json").unlink(missing_ok=True)
+    if distributed.team().first:
+        (folder / "metrics.json").unlink(missing_ok=True)
     write_json(
         folder / "config.json", {"settings": _json(settings), "environment": environment(context.device)}
     )
@@ -76,7 +94,6 @@ def run(
     progress.say(f"{folder}: done in {time.perf_counter() - started:.0f} s")
     write_report(experiment, folder, metrics)
     write_json(folder / "metrics.json", metrics)  # last: its presence says that the run is finished
-    return folder
 
 
 def time_epochs_of(
@@ -103,7 +120,7 @@ def time_epochs_of(
     experiment = get(name)
     if experiment.time_epochs is None:
         raise ExperimentError(f"{name}: its networks have one form only, there is nothing to compare")
-    settings = _settings(experiment, preset, device, (seed,), None, "fused")
+    settings = settings_for(experiment, preset, device, (seed,), None, "fused")
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
     context = RunContext(
@@ -117,6 +134,8 @@ def time_epochs_of(
 
 def write_report(experiment: Experiment, folder: Path, metrics: dict[str, Any]) -> None:
     """``table.md`` and ``figure.png`` from the metrics."""
+    if not distributed.team().first:
+        return
     write_text(folder / "table.md", experiment.table(metrics))
     with replacing(folder / "figure.png") as temporary:
         experiment.figure(metrics, temporary)
@@ -135,18 +154,26 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "cuda": torch.version.cuda if cuda else None,
         "threads": torch.get_num_threads(),
+        "ranks": distributed.team().size,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
-def _settings(
+def settings_for(
     experiment: Experiment,
     preset: str,
     device: str,
     seeds: tuple[int, ...] | None,
     variants: tuple[str, ...] | None,
     form: str,
+    checkpoints: tuple[str, ...] = (),
+    precision: str = "float32",
 ) -> RunSettings:
+    """What was asked for, checked; None stands for the preset's seeds and kinds.
+
+    Raises:
+        ExperimentError: something of it does not exist.
+    """
     if preset not in experiment.presets:
         raise ExperimentError(
             f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}"
@@ -158,14 +185,22 @@ def _settings(
         )
     if form not in FORMS:
         raise ExperimentError(f"unknown form {form!r}; known: {', '.join(FORMS)}")
+    if precision not in PRECISIONS:
+        raise ExperimentError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
+    if precision != PRECISIONS[0] and not experiment.any_precision:
+        raise ExperimentError(f"{experiment.name} trains in {PRECISIONS[0]} only, got {precision}")
     chosen = experiment.presets[preset].seeds if seeds is None else seeds
     if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0:
         raise ExperimentError(
             f"expected different seeds, 0 or larger, got {','.join(map(str, chosen)) or 'none'}"
         )
-    return RunSettings(
-        experiment.name, preset, chosen, device_named(device), variants or experiment.variants, form
-    )
+    if checkpoints and experiment.checkpoint_digest is None:
+        raise ExperimentError(f"{experiment.name} takes no --checkpoint; zero-image does")
+    digests = {
+        text: experiment.checkpoint_digest(text) for text in checkpoints if experiment.checkpoint_digest
+    }
+    kinds = variants or experiment.presets[preset].variants or experiment.variants
+    return RunSettings(experiment.name, preset, chosen, device_named(device), kinds, form, digests, precision)
 
 
 def device_named(name: str) -> str:
@@ -189,10 +224,13 @@ def device_named(name: str) -> str:
     return str(device)
 
 
-def _finished(folder: Path, settings: RunSettings) -> bool:
+def is_finished(folder: Path, settings: RunSettings) -> bool:
+    """Whether ``folder`` holds a finished run with these settings."""
     if not (folder / "metrics.json").exists() or not (folder / "config.json").exists():
         return False
-    return read_json(folder / "config.json").get("settings") == _json(settings)
+    found = read_json(folder / "config.json").get("settings", {})
+    # Runs from before these were settings had these.
+    return {"checkpoints": {}, "precision": PRECISIONS[0], **found} == _json(settings)
 
 
 def _json(settings: RunSettings) -> dict[str, Any]:

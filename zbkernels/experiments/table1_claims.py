@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from zbkernels.experiments.units import WITH_BIAS, WITHOUT_BIAS
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, Verdict, judge, mean, spread
 
 SAME_ACCURACY = 1.0  # percentage points within which two accuracies count as the same
@@ -14,32 +16,91 @@ NEAR_TIE = 1e-4  # relative gap of the two best logits below which float32 round
 PAPER_VARIANCE = 0.5
 
 
+def kinds_of(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines of the table; runs from before rows had others hold the two kinds."""
+    two = [
+        {"name": WITH_BIAS, "label": "with bias", "bias": True, "beside": WITHOUT_BIAS},
+        {"name": WITHOUT_BIAS, "label": "without bias", "bias": False, "beside": WITHOUT_BIAS},
+    ]
+    trained = {unit["variant"] for unit in metrics["units"]}
+    return [kind for kind in metrics.get("kinds", two) if kind["name"] in trained]
+
+
+def pairs_of(metrics: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Each kind with bias beside the one without that it is set against: (what the pair is called, the metrics as if
+    there were no other kinds). A run of one kind is one pair of which half is missing."""
+    kinds = kinds_of(metrics)
+    labels = {kind["name"]: kind["label"] for kind in kinds}
+    pairs = [(kind["name"], kind["beside"]) for kind in kinds if kind["bias"]]
+    seen = {name for pair in pairs for name in pair}
+    pairs += [("", kind["name"]) for kind in kinds if kind["name"] not in seen]
+    found = []
+    for pair in pairs:
+        as_two = dict(zip(pair, (WITH_BIAS, WITHOUT_BIAS), strict=True))
+        units = [
+            {**unit, "variant": as_two[unit["variant"]]}
+            for unit in metrics["units"]
+            if unit["variant"] in as_two
+        ]
+        paper = {as_two[name]: metrics["paper"].get(name) for name in pair}
+        title = ", beside ".join(labels[name] for name in pair if name in labels)
+        found.append((title, {**metrics, "units": units, "paper": paper}))
+    return found
+
+
 def verdicts(metrics: dict[str, Any]) -> list[Verdict]:
-    """One verdict per claim. Claims about numbers need the paper's data; the theorems hold on any."""
+    """One verdict per claim. Claims about numbers need the paper's data and settings, the others those or the stand-in
+    that is named for them; the theorems hold on any.
+
+    Args:
+        metrics: of networks of at most two kinds, "with-bias" and "without-bias" (see :func:`pairs_of`).
+    """
     with_bias = [unit for unit in metrics["units"] if unit["variant"] == "with-bias"]
     without = [unit for unit in metrics["units"] if unit["variant"] == "without-bias"]
     both = with_bias and without
     data = metrics["data"]
-    why = "" if data["as_in_paper"] else f"the data are {data['title']}"
+    why = numbers = "" if data["as_in_paper"] else f"the data are {data['title']}"
+    if why and judged_on(metrics):
+        less = [what for what in metrics["reduced"] if not what.endswith("images")]  # the title has those
+        why, numbers = "", "; ".join([why, *less])
     missing = "networks of one kind were not trained in this run"
-    return [
-        _number("with bias", with_bias, metrics["paper"]["with-bias"][0], why),
-        _number("without bias", without, metrics["paper"]["without-bias"][0], why),
-        _invariance(without) if without else Verdict(_INVARIANCE, NOT_TESTABLE, missing),
+    found = [
+        _number("with bias", with_bias, metrics, numbers),
+        _number("without bias", without, metrics, numbers),
+        invariance(without) if without else Verdict(_INVARIANCE, NOT_TESTABLE, missing),
         _decline(with_bias, metrics, why or ("" if with_bias else missing)),
-        _curve(with_bias, metrics, why or ("" if with_bias else missing)),
+        _curve(with_bias, metrics, numbers or ("" if with_bias else missing)),
         _similar(with_bias, without, why or ("" if both else missing)),
         _variance(with_bias + without, metrics, why),
         _losses(with_bias, without, why or ("" if both else missing)),
         _zero_image(with_bias, without) if both else Verdict(_ZERO_IMAGE, NOT_TESTABLE, missing),
     ]
+    where = judged_on(metrics)
+    if not where:
+        return found
+    return [v if v.verdict == NOT_TESTABLE else replace(v, claim=f"{v.claim} ({where})") for v in found]
+
+
+def judged_on(metrics: dict[str, Any]) -> str:
+    """What claims that name no number are judged on in place of the paper's data and settings; "" where that is not
+    done."""
+    data = metrics["data"]
+    if data["as_in_paper"]:
+        return ""
+    if data.get("stand_in_for"):
+        return f"here on {data['stand_in']}, not on {data['stand_in_for']}"
+    return f"here with {'; '.join(metrics['reduced'])}" if data.get("judged_reduced") else ""
 
 
 _INVARIANCE = "Without bias, the predictions are the same at every scalar"
 _ZERO_IMAGE = "On the zero image, only the network without bias gives every class the same probability"
 
 
-def _number(label: str, units: list[dict[str, Any]], paper: float, why: str) -> Verdict:
+def _number(label: str, units: list[dict[str, Any]], metrics: dict[str, Any], why: str) -> Verdict:
+    values_of_paper = metrics["paper"].get(label.replace(" ", "-"))
+    if values_of_paper is None:
+        return Verdict(f"Accuracy at scalar 1, {label}", NOT_TESTABLE, "the paper gives no number")
+    paper = values_of_paper[0]
     claim = f"Accuracy at scalar 1, {label}: {paper:.2f} %"
     if why or not units:
         return Verdict(claim, NOT_TESTABLE, why or "not trained in this run")
@@ -51,7 +112,7 @@ def _number(label: str, units: list[dict[str, Any]], paper: float, why: str) -> 
     )
 
 
-def _invariance(units: list[dict[str, Any]]) -> Verdict:
+def invariance(units: list[dict[str, Any]]) -> Verdict:
     rows = [row for unit in units for row in unit["sweep"]]
     changed = sum(row["changed"] for row in rows)
     where = f"over {len(rows) // len(units)} scalars and {len(units)} network{'s' if len(units) > 1 else ''}"
@@ -80,8 +141,8 @@ def _decline(units: list[dict[str, Any]], metrics: dict[str, Any], why: str) -> 
 
 def _curve(units: list[dict[str, Any]], metrics: dict[str, Any], why: str) -> Verdict:
     claim = "With bias, the accuracy at each of the ten smaller scalars is the paper's"
-    if why:
-        return Verdict(claim, NOT_TESTABLE, why)
+    if why or not metrics["paper"].get("with-bias"):
+        return Verdict(claim, NOT_TESTABLE, why or "the paper gives no numbers")
     ours = [[unit["sweep"][i]["accuracy"] for unit in units] for i in range(len(metrics["scalars"]))]
     gaps = [mean(values) - paper for values, paper in zip(ours, metrics["paper"]["with-bias"], strict=True)]
     smaller = range(1, len(gaps))
@@ -102,7 +163,7 @@ def _similar(with_bias: list[dict[str, Any]], without: list[dict[str, Any]], why
     one = [unit["sweep"][0]["accuracy"] for unit in with_bias]
     other = [unit["sweep"][0]["accuracy"] for unit in without]
     gap = mean(other) - mean(one)
-    verdict = judge(gap, SAME_ACCURACY, _pooled(one, other))
+    verdict = judge(gap, SAME_ACCURACY, pooled_spread(one, other))
     return Verdict(claim, verdict, f"{mean(one):.2f} % with, {mean(other):.2f} % without: {gap:+.2f}")
 
 
@@ -137,7 +198,7 @@ def _losses(with_bias: list[dict[str, Any]], without: list[dict[str, Any]], why:
             other = [unit["epochs"][index][key] for unit in without]
             gap = abs(mean(one) - mean(other))
             largest = max(largest, gap / mean(one))
-            pooled = _pooled(one, other)
+            pooled = pooled_spread(one, other)
             noise_explains &= gap <= SAME_LOSS * mean(one) or (pooled is not None and gap <= 2 * pooled)
     verdict = HOLDS if largest <= SAME_LOSS else WITHIN_SPREAD if noise_explains else FAILS
     return Verdict(
@@ -159,7 +220,7 @@ def _zero_image(with_bias: list[dict[str, Any]], without: list[dict[str, Any]]) 
     return Verdict(_ZERO_IMAGE, HOLDS if holds else FAILS, measured)
 
 
-def _pooled(one: list[float], other: list[float]) -> float | None:
+def pooled_spread(one: list[float], other: list[float]) -> float | None:
     """Standard deviation of the difference of two means' underlying values, from both samples."""
     a, b = spread(one), spread(other)
     return None if a is None or b is None else math.sqrt((a * a + b * b) / 2)

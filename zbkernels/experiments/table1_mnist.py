@@ -28,4 +28,5 @@ EXPERIMENT = Experiment(
     table=table1_report.table,
     figure=table1_report.figure,
     time_epochs=lambda context: table1.time_epochs(ROW, context),
+    any_precision=True,
 )

@@ -2,21 +2,24 @@
 
 Units are trained, cut off, resumed and kept independently of each other; several processes may work on different
 units of one run. A finished unit's folder holds ``settings.json``, ``model.safetensors`` and ``result.json``.
+Where torchrun started the run, its ranks train and measure each unit together; rank 0 alone holds the lock, looks at
+the folder and writes.
 """
 
 from __future__ import annotations
 
 import fcntl
 import shutil
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from zbkernels import distributed
 from zbkernels.data import Dataset
 from zbkernels.experiments.base import ExperimentError, RunContext
 from zbkernels.experiments.progress import duration
@@ -67,29 +70,38 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
 
     Raises:
         ExperimentError: the folder holds a unit with other settings, or another process is working on it.
-        CheckpointError, TrainingError: as :func:`zbkernels.train.train`.
+        CheckpointError, TrainingError, DistributedError: as :func:`zbkernels.train.train`.
     """
     folder = context.folder / "units" / unit.name
     config, progress = unit.config, context.progress
     settings = {
         **unit.settings,
         "device": context.device.type,
-        "data": {"title": data.title, "crc32": _crc32(data)},
+        "data": {"title": data.title, "crc32": crc32(data)},
         **config.settings(),
     }
-    with locked(folder):
+    team = distributed.team()
+
+    def prepare() -> tuple[dict[str, Any] | None, int]:
+        """(the result of a finished unit, the epochs of a checkpoint)"""
         if context.force:
             _empty(folder)
         _check_same(folder / "settings.json", settings)
         if (folder / "result.json").exists():
-            progress.expect(-_batches(data, config) * config.epochs)
-            return read_json(folder / "result.json")
+            return read_json(folder / "result.json"), 0
         write_json(folder / "settings.json", settings)
+        return None, _epochs_done(folder)
+
+    with ExitStack() as held:
+        team.agree(lambda: held.enter_context(locked(folder)))
+        finished, skipped = team.agree(prepare)
+        if finished is not None:
+            progress.expect(-_batches(data, config) * config.epochs)
+            return finished
 
         model = unit.new_model()
         model.to(context.device)
         progress.describe(unit.label)
-        skipped = _epochs_done(folder)
         progress.expect(-_batches(data, config) * skipped)
         if skipped:
             progress.say(f"{unit.label}: going on after epoch {skipped}")
@@ -124,8 +136,9 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
             result["watched"] = watched
         _save_model(folder / "model.safetensors", model)
         write_json(folder / "result.json", result)
-        for leftover in (*folder.glob("epoch-*.safetensors"), folder / "checkpoint.json"):
-            leftover.unlink(missing_ok=True)  # the trained model is kept, the optimizer's state is not
+        if team.first:
+            for leftover in (*folder.glob("epoch-*.safetensors"), folder / "checkpoint.json"):
+                leftover.unlink(missing_ok=True)  # the trained model is kept, the optimizer's state is not
         return result
 
 
@@ -135,14 +148,37 @@ def _watch(
     """What ``unit.watch`` saw, in order. Each is kept before training goes on: a run cut off misses none."""
     if unit.watch is None:
         return []
+    team = distributed.team()
     seen = []
     for epochs in sorted(unit.watch_after):
         kept = folder / f"watched-{epochs:04d}.json"
-        if not kept.exists():
+        if not team.agree(kept.exists):
             train_up_to(epochs)
             write_json(kept, {"epoch": epochs, **unit.watch(model, epochs)})
-        seen.append(read_json(kept))
+        seen.append(team.agree(partial(read_json, kept)))
     return seen
+
+
+def work_unit(
+    context: RunContext, name: str, settings: dict[str, Any], work: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Do ``work`` that trains nothing in ``units/<name>``, or take what an earlier run left of it.
+
+    Args:
+        settings: all that the result depends on.
+
+    Raises:
+        ExperimentError: as :func:`train_unit`.
+    """
+    folder = context.folder / "units" / name
+    with locked(folder):
+        if context.force:
+            _empty(folder)
+        _check_same(folder / "settings.json", settings)
+        if not (folder / "result.json").exists():
+            write_json(folder / "settings.json", settings)
+            write_json(folder / "result.json", work())
+        return read_json(folder / "result.json")
 
 
 @contextmanager
@@ -187,12 +223,9 @@ def _check_same(path: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def _crc32(data: Dataset) -> str:
-    value = 0
-    for split in (data.train, data.test):
-        for tensor in (split.images, split.labels):
-            value = zlib.crc32(tensor.cpu().contiguous().numpy().data, value)
-    return f"{value:08x}"
+def crc32(data: Dataset) -> str:
+    """Of all images and labels: eight hexadecimal digits."""
+    return f"{data.test.checksum(data.train.checksum()):08x}"
 
 
 def _save_model(path: Path, model: nn.Module) -> None:

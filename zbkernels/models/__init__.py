@@ -2,16 +2,19 @@
 
 from zbkernels.models.build import build, initialise, parameter_count
 from zbkernels.models.kernels import layer_kernels
-from zbkernels.models.rows import ARCHITECTURES, Architecture, Conv, Linear, Residual
+from zbkernels.models.rows import ARCHITECTURES, Architecture, Conv, Linear, Residual, ResNet
+from zbkernels.models.torchvision_checkpoint import load_torchvision_resnet
 
 __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "Conv",
     "Linear",
+    "ResNet",
     "Residual",
     "build",
     "initialise",
     "layer_kernels",
+    "load_torchvision_resnet",
     "parameter_count",
 ]

@@ -2,24 +2,26 @@
 
 The same row gives three networks: with bias (plain torch layers), without bias on the fused layers, and
 without bias on plain torch layers. Layer names are the same in all three, so the two zero-bias forms have the
-same ``state_dict`` keys, and the biased one adds ``<layer>.bias`` only.
+same ``state_dict`` keys, and the biased one adds ``<layer>.bias`` only (a ResNet by Fixup its shifts).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from zbkernels.models.residual import Sum
-from zbkernels.models.rows import Architecture, Conv, Residual
+from zbkernels.models.resnet import resnet_layers
+from zbkernels.models.rows import Architecture, Conv, Residual, ResNet
 
 _BIAS_SEED = 1 << 32  # apart from every seed that a user would count up to
 
 
 def build(
-    architecture: Architecture,
+    architecture: Architecture | ResNet,
     image_shape: tuple[int, int, int],
     classes: int,
     *,
@@ -30,19 +32,23 @@ def build(
     """Build and initialise a network for images ``[N, *image_shape]``; it returns logits ``[N, classes]``.
 
     Args:
-        bias: every convolution and linear layer has a bias (plain torch layers).
+        bias: every convolution and linear layer has a bias (plain torch layers). ResNets with batch normalisation have
+            biases in it and in their linear layer, and no other form: equation 10 of the zero-bias paper.
         fused: use ``zbkernels.nn``'s layers. ``None``: yes where there is no bias.
         seed: decides the initial weights. For one seed they are the same in all forms, with or without bias.
 
     Raises:
-        ValueError: fused layers are asked for in a network with bias, convolutions follow linear layers, or a
-            pool does not fit the map it is given.
+        ValueError: fused layers are asked for in a network with bias, batch normalisation in one without, convolutions
+            follow linear layers, or a pool does not fit the map it is given.
     """
     fused = not bias if fused is None else fused
     if fused and bias:
         raise ValueError("build: the fused layers have no bias; expected fused=False with bias=True")
     with torch.random.fork_rng(devices=[]):  # torch's layers draw weights of their own when they are made
-        model = nn.Sequential(_layers(architecture, image_shape, classes, bias, fused))
+        if isinstance(architecture, ResNet):
+            model = nn.Sequential(resnet_layers(architecture, image_shape, classes, bias, fused))
+        else:
+            model = nn.Sequential(_layers(architecture, image_shape, classes, bias, fused))
     initialise(model, seed)
     return model
 
@@ -95,19 +101,28 @@ def initialise(model: nn.Module, seed: int) -> None:
 
     The biases are PyTorch's default. The draws depend on the seed, the order and the shapes of the parameters, and
     on nothing else: not on the layer classes, the memory format or torch's global generator. Biases come from a
-    generator of their own, so that networks with and without bias start from the same weights.
+    generator of their own, so that networks with and without bias start from the same weights. A layer's
+    ``start_scale`` multiplies its draws, and its ``reset_scalars()`` is called (see ``fixup.py``); batch normalisation
+    starts as PyTorch's does.
     """
     for_weights = torch.Generator().manual_seed(seed)
     for_biases = torch.Generator().manual_seed(seed + _BIAS_SEED)
     with torch.no_grad():
         for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+                continue
+            reset_scalars: Callable[[], None] | None = getattr(module, "reset_scalars", None)
+            if reset_scalars is not None:
+                reset_scalars()
             weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
             if weight is None:
                 continue
             fan_in = weight[0].numel()  # C/groups · R · S, or the number of inputs
-            weight.copy_(torch.randn(weight.shape, generator=for_weights) * (2 / fan_in) ** 0.5)
+            scale = getattr(module, "start_scale", 1.0)
+            weight.copy_(torch.randn(weight.shape, generator=for_weights) * ((2 / fan_in) ** 0.5 * scale))
             if bias is not None:
-                bias.copy_((2 * torch.rand(bias.shape, generator=for_biases) - 1) * fan_in**-0.5)
+                bias.copy_((2 * torch.rand(bias.shape, generator=for_biases) - 1) * (fan_in**-0.5 * scale))
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from zbkernels.nn import ConvReLUPool2d, LinearReLU
 from zbkernels.ops._backend import last_kernel, note_kernel
 
 
@@ -20,7 +21,7 @@ def layer_kernels(model: nn.Module, call: Callable[[], object]) -> dict[str, lis
     ran: dict[str, list[str]] = {}
     hooks = []
     for name, layer in model.named_modules():
-        if not type(layer).__module__.startswith("zbkernels.nn."):
+        if not isinstance(layer, ConvReLUPool2d | LinearReLU):
             continue
 
         def forward_done(_: nn.Module, __: object, y: torch.Tensor, name: str = name) -> None:

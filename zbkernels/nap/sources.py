@@ -14,7 +14,7 @@ from torch import nn
 
 from zbkernels import data as image_sets
 from zbkernels.files import read_json
-from zbkernels.models import ARCHITECTURES, Architecture, build
+from zbkernels.models import ARCHITECTURES, Architecture, ResNet, build
 
 MODELS = (
     "a trained network's folder (OUT/RUN/units/NAME), a .safetensors file with --architecture, a .pt2 file of "
@@ -168,7 +168,8 @@ def _trained(path: Path, images: Images, wanted: str | None) -> nn.Module:
     row = _architecture(path, settings, wanted)
     biased = any(name.endswith(".bias") for name in state)
     fused = not biased and settings.get("form", "fused") == "fused"
-    classes = state["classifier.weight"].shape[0] if "classifier.weight" in state else 0
+    last = state.get("fc.weight" if isinstance(row, ResNet) else "classifier.weight")
+    classes = 0 if last is None else last.shape[0]
     shape = tuple(images.images.shape[1:])
     try:
         model = build(row, shape, classes or 1, bias=biased, fused=fused)  # type: ignore[arg-type]
@@ -211,7 +212,7 @@ def _state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise NapError(f"{file}: cannot be read ({error})") from error
 
 
-def _architecture(path: Path, settings: dict[str, Any], wanted: str | None) -> Architecture:
+def _architecture(path: Path, settings: dict[str, Any], wanted: str | None) -> Architecture | ResNet:
     known = ", ".join(ARCHITECTURES)
     if wanted is not None:
         if wanted not in ARCHITECTURES:

@@ -86,15 +86,20 @@ class ConvReLUPool2d(nn.Module):
         """Draw the weight as ``nn.Conv2d`` does."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
+    def effective_weight(self) -> torch.Tensor:
+        """What x is convolved with; a layer that scales its weight first overrides this."""
+        return self.weight
+
     def _arguments(self) -> tuple[Any, ...]:
         return self.stride, self.padding, self.dilation, self.groups
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return conv_relu_pool2d(x, self.weight, *self._arguments(), **self.pool_arguments)
+        return conv_relu_pool2d(x, self.effective_weight(), *self._arguments(), **self.pool_arguments)
 
     def forward_nap(self, x: torch.Tensor, units: str = "relu") -> tuple[torch.Tensor, torch.Tensor]:
         """The result and each input's signature; see :func:`zbkernels.conv_relu_pool2d_nap`."""
-        return conv_relu_pool2d_nap(x, self.weight, *self._arguments(), **self.pool_arguments, units=units)
+        weight = self.effective_weight()
+        return conv_relu_pool2d_nap(x, weight, *self._arguments(), **self.pool_arguments, units=units)
 
     def extra_repr(self) -> str:
         """As ``nn.Conv2d`` prints itself: what differs from the defaults."""
