@@ -133,7 +133,7 @@ def test_a_step_by_hand() -> None:
         ({"mixup": -1.0}, "expected mixup ≥ 0 and finite, got -1.0"),
         ({"weight_decay": float("nan")}, "expected weight_decay ≥ 0 and finite, got nan"),
         ({"optimizer": "adam"}, "momentum is sgd's, got 0.9 with adam"),
-        ({"epochs": 0}, "expected epochs ≥ 1, got 0"),
+        ({"epochs": -1}, "expected epochs ≥ 0, got -1"),
         ({"batch_size": 0}, "expected batch_size ≥ 1, got 0"),
         ({"lr": -1.0}, "expected lr ≥ 0 and finite, got -1.0"),
         ({"scalar_lr": math.nan}, "expected scalar_lr ≥ 0 and finite, got nan"),

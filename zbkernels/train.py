@@ -43,6 +43,7 @@ class TrainConfig:
     """Settings of one training run.
 
     Attributes:
+        epochs: 0 leaves the network as it was initialised.
         optimizer: "adadelta", "sgd" or "adam", with torch's defaults besides what is given here.
         seed: of the order of the images, of what is drawn for them, and of anything random inside the model.
         memory_format: of weights and images, "contiguous" or "channels_last".
@@ -82,9 +83,9 @@ class TrainConfig:
                 raise ValueError(
                     f"TrainConfig: expected {name} to be one of {', '.join(known)}, got {value!r}"
                 )
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"TrainConfig: expected {name} ≥ 1, got {getattr(self, name)}")
+        for name, least in (("epochs", 0), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"TrainConfig: expected {name} ≥ {least}, got {getattr(self, name)}")
         for name in ("lr", "scalar_lr", "momentum", "weight_decay", "mixup"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"TrainConfig: expected {name} ≥ 0 and finite, got {getattr(self, name)}")

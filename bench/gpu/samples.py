@@ -142,7 +142,9 @@ def tasks(device: str, backend: str, few: bool = False, seconds: float = 600.0) 
         (dtype, op)
         for dtype in (DTYPES[:2] if few else DTYPES)
         for op in OPS.values()
-        if op.public is not None and not (op.dtypes == (torch.int64,) and dtype != DTYPES[0])
+        if op.public is not None
+        and not op.reference_only
+        and not (op.dtypes == (torch.int64,) and dtype != DTYPES[0])
     ]
 
     def row(number: int) -> tuple[str, dict[str, Any]]:
@@ -218,7 +220,7 @@ def rehearse() -> str:
     zb.set_conv_precision("highest")
     try:
         for op in OPS.values():
-            for dtype in DTYPES if op.public is not None else ():
+            for dtype in DTYPES if op.public is not None and not op.reference_only else ():
                 first = next(iter(op.samples("cpu", dtype)))
                 backend = zb.explain(op.name, *first.args, **first.kwargs).chosen
                 all_samples(op, dtype, "cpu", backend, True)

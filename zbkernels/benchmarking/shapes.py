@@ -9,7 +9,7 @@ from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, NapCase, Pa
 _CONV = re.compile(
     r"(?P<n>\d+)x(?P<c>\d+)x(?P<h>\d+)x(?P<w>\d+) -> (?P<k>\d+), (?P<kernel>\d+)x(?P=kernel)"
     r"(?: stride (?P<stride>\d+))?(?: pad (?P<padding>\d+))?(?: groups (?P<groups>\d+))?"
-    r"(?:, (?:no pool|(?P<pool>max|avg) (?P<pool_kernel>\d+)"
+    r"(?P<residual>, plus a residual)?(?:, (?:no pool|(?P<pool>max|avg) (?P<pool_kernel>\d+)"
     r"(?: stride (?P<pool_stride>\d+))?(?: pad (?P<pool_padding>\d+))?))?"
 )
 _LINEAR = re.compile(r"(?P<n>\d+)x(?P<fan_in>\d+) -> (?P<fan_out>\d+)")
@@ -41,10 +41,14 @@ def cases_of(text: str, dtype: str) -> list[Case]:
         return [LinearCase(text, n, fan_in, fan_out, dtype, mode) for mode in modes]
     if match := _CONV.fullmatch(text):
         given = {name: value for name, value in match.groupdict().items() if value is not None}
-        pool = given.pop("pool", "none")
+        pool, residual = given.pop("pool", "none"), given.pop("residual", None) is not None
         sizes = {name: int(value) for name, value in given.items()}
         sizes.setdefault("pool_stride", sizes.get("pool_kernel", 1))
-        return [ConvCase(text, **sizes, pool=pool, dtype=dtype, mode=mode) for mode in modes]  # type: ignore[arg-type]
+        return [
+            ConvCase(text, **sizes, pool=pool, residual=residual, dtype=dtype, mode=mode)  # type: ignore[arg-type]
+            for mode in modes
+            if not (residual and mode == "nap")
+        ]
     raise ValueError(
         "expected a shape such as '128x64x32x32 -> 128, 3x3 pad 1, max 2', '512x784 -> 256', '4096x16384', "
         "'1000 of 200000x1024, k 5' or '1000000x512 of 50000 kinds', "

@@ -97,6 +97,11 @@ class Op:
     cpu_kernel: Callable[..., str] | None = None
 
     @property
+    def reference_only(self) -> bool:
+        """Whether its reference is all there is: no kernel of a library stands among its own."""
+        return bool(self.kernels) and not any(kernel.registered for kernel in self.kernels)
+
+    @property
     def overload(self) -> Any:
         return getattr(torch.ops.zb, self.name).default
 
@@ -108,6 +113,14 @@ COMPILED: set[tuple[str, str]] = set()  # (op, "cpu" or "cuda") where a library 
 def below_autograd() -> Any:
     """Context in which an op goes straight to its device kernel, past autograd."""
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def graph_below_autograd() -> Any:
+    """Context in which an op's kernel can build a graph of its own and differentiate it: it runs past autograd."""
+    hidden = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
+        hidden = hidden.remove(getattr(torch._C.DispatchKey, key))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden)
 
 
 def transforms_active(*tensors: torch.Tensor | None) -> bool:
