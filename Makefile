@@ -24,6 +24,8 @@ BUILD := $(PY) setup.py -q build_ext --inplace
 # CUDA kernels for the host, which the tests run.
 TEST_CUDA := ZBKERNELS_CUDA_ARCHS="$${ZBKERNELS_CUDA_ARCHS-80-real;90a-real}" \
              ZBKERNELS_EMULATION="$${ZBKERNELS_EMULATION-1}"
+# Processes that share the tests, file by file; each may take a core and up to 2 GB.
+TEST_WORKERS ?= 2
 # A first look should not wait for nvcc unless there is a card to look at.
 DEMO_CUDA := ZBKERNELS_CUDA="$${ZBKERNELS_CUDA-$$(nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1 || echo 0)}"
 CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
@@ -78,7 +80,7 @@ build: $(VENV)/for-test
 
 pytest-main: build
 	echo "== tests"
-	$(PY) -m pytest -q python_tests --ignore-glob='*/test_triton_*'
+	$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --durations=25 python_tests --ignore-glob='*/test_triton_*'
 
 # Triton's interpreter is switched on for a whole process and breaks compilation there: two processes.
 pytest-triton-interpret: build
