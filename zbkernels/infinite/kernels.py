@@ -25,7 +25,7 @@ from zbkernels.infinite import activations
 from zbkernels.infinite.activations import Activation
 from zbkernels.infinite.dual_forms import sine_squared
 from zbkernels.infinite.dual_series import Scalar
-from zbkernels.infinite.gram import inner_products
+from zbkernels.infinite.gram import EqualRows, inner_products
 
 DTYPES = (torch.float32, torch.float64)
 TRAIN = ("all", "first")
@@ -144,6 +144,26 @@ def ntk(
     return _run(x1, x2, act, depth, w_std, b_std, tangent=True, first_only=train == "first", width=standard)
 
 
+def tile(
+    kind: str,
+    x1: Tensor,
+    x2: Tensor,
+    equal: EqualRows | None,
+    *,
+    activation: str,
+    depth: int,
+    w_std: float,
+    b_std: float,
+    train: str,
+) -> Tensor:
+    """A part of the matrix of :func:`nngp` or :func:`ntk` (``kind``), for rows of x1 and x2 of which it is known
+    which are ``equal`` (None: find out). What is an argument there has been checked."""
+    act = activations.named(activation, kind)
+    return _run(
+        x1, x2, act, depth, w_std, b_std, tangent=kind == "ntk", first_only=train == "first", equal=equal
+    )
+
+
 def _check(
     op: str, x1: Any, x2: Any, depth: Any, w_std: Any, b_std: Any, train: Any = "all"
 ) -> Tensor | None:
@@ -163,11 +183,12 @@ def _run(
     tangent: bool,
     first_only: bool = False,
     width: float | None = None,
+    equal: EqualRows | None = None,
 ) -> Tensor:
     """The recursion above; ``width`` is None for the ntk parametrisation."""
     w2, b2, d = w_std**2, b_std**2, x1.shape[1]
     trained_bias = 1.0 if b_std > 0 else 0.0  # the part of a bias in the standard parametrisation
-    equal, squares, products = inner_products(x1, x2)
+    equal, squares, products = inner_products(x1, x2, equal)
     q, q12 = b2 + w2 / d * squares, b2 + w2 / d * products
     t = q12 if width is None else trained_bias + products
     for _ in range(depth):
