@@ -5,11 +5,11 @@
 // (ReLU), some 80 instructions: a tenth of d = 784 a layer.
 //
 // Ladder
-//   1  128 × 128 pairs a block (64 × 64 in float64), 8 × 8 a thread: 4 loads of 16 bytes from shared memory
-//      for 64 multiply-adds; of a batch with itself the upper tiles, each written twice. Emulated and
-//      compiled; not yet run on a card.
+//   1  128 × 64 pairs a block (64 × 64 in float64), 8 × 4 a thread: 3 loads of 16 bytes from shared memory for
+//      32 multiply-adds; of a batch with itself the upper tiles, each written twice. Emulated and compiled;
+//      not yet run on a card.
 #include "common/last_kernel.h"
-#include "common/register.h"
+#include "dual_kernel/cuda/kernels.h"
 #include "dual_kernel/cuda/network.h"
 #include "dual_kernel/cuda/product.h"
 
@@ -25,27 +25,29 @@ __global__ void __launch_bounds__(kThreads, 2)
   ZB_SHARED_MEMORY(T, shared);
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t N = x1.rows, M = x2.rows;
-  const int64_t high = cuda::pieces(N, Tile::kSide), wide = cuda::pieces(M, Tile::kSide);
+  const int64_t high = cuda::pieces(N, Tile::kRows), wide = cuda::pieces(M, Tile::kColumns);
   for (int64_t item = blockIdx.x; item < high * wide; item += gridDim.x) {
     const int64_t band = item / (kBand * wide) * kBand, within = item % (kBand * wide);
     const int64_t height = high - band < kBand ? high - band : kBand;
-    const int64_t first_row = (band + within % height) * Tile::kSide;
-    const int64_t first_column = within / height * Tile::kSide;
-    if (symmetric && first_column < first_row) continue;
-    kernel_tile(shared, net, x1, x2, features, first_row, first_column, symmetric,
-                [&](int64_t first, const T* values) {
-                  for (int i = thread; i < kHalf * Tile::kSide; i += kThreads) {
-                    const int64_t row = first + i / Tile::kSide, column = first_column + i % Tile::kSide;
-                    if (row >= N || column >= M || (symmetric && column < row)) continue;
-                    out[row * M + column] = values[i / Tile::kSide * Tile::kStagedPitch + i % Tile::kSide];
-                  }
-                  if (!symmetric) return;
-                  for (int i = thread; i < kHalf * Tile::kSide; i += kThreads) {
-                    const int64_t row = first + i % kHalf, column = first_column + i / kHalf;
-                    if (row >= N || column >= M || column <= row) continue;
-                    out[column * M + row] = values[i % kHalf * Tile::kStagedPitch + i / kHalf];
-                  }
-                });
+    const int64_t first_row = (band + within % height) * Tile::kRows;
+    const int64_t first_column = within / height * Tile::kColumns;
+    if (symmetric && first_column + Tile::kColumns <= first_row) continue;
+    kernel_tile(shared, net, x1, x2, features, first_row, first_column, symmetric);
+    for (int i = thread; i < Tile::kRows * Tile::kColumns; i += kThreads) {
+      const int r = i / Tile::kColumns, c = i % Tile::kColumns;
+      const int64_t row = first_row + r, column = first_column + c;
+      if (row >= N || column >= M || (symmetric && column < row)) continue;
+      out[row * M + column] = shared[r * Tile::kPitch + c];
+    }
+    if (symmetric) {
+      for (int i = thread; i < Tile::kRows * Tile::kColumns; i += kThreads) {
+        const int r = i % Tile::kRows, c = i / Tile::kRows;
+        const int64_t row = first_row + r, column = first_column + c;
+        if (row >= N || column >= M || column <= row) continue;
+        out[column * M + row] = shared[r * Tile::kPitch + c];
+      }
+    }
+    __syncthreads();
   }
 }
 
@@ -55,19 +57,17 @@ void run(const cuda::Place& place, const Problem& p, const Tensor& x1, const Ten
   RowMemory memory1, memory2;
   const Rows<T> a = rows_of(place, net, x1, memory1);
   const Rows<T> b = p.symmetric ? a : rows_of(place, net, x2, memory2);
-  const int64_t items = cuda::pieces(p.N, Tile<T>::kSide) * cuda::pieces(p.M, Tile<T>::kSide);
+  const int64_t items = cuda::pieces(p.N, Tile<T>::kRows) * cuda::pieces(p.M, Tile<T>::kColumns);
   cuda::launch(place, "dual_gram tiles", gram_tiles<T>, items, kThreads, Tile<T>::shared_bytes(), net, a, b, p.d,
                p.symmetric, cuda::write<T>(out));
 }
 
+}  // namespace
+
 void gram(const Problem& p, const Tensor& x1, const Tensor& x2, Tensor& out) {
   const cuda::Place place("dual_gram", x1);
-  if (p.dtype == ScalarType::Float) run<float>(place, p, x1, x2, out);
-  else run<double>(place, p, x1, x2, out);
+  p.dtype == ScalarType::Float ? run<float>(place, p, x1, x2, out) : run<double>(place, p, x1, x2, out);
   note_kernel("dual_gram tiles");
 }
 
-const Registration registration("CUDA", {ZB_DUAL_GRAM(gram)});
-
-}  // namespace
 }  // namespace zb::dual_kernel

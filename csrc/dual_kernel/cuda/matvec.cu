@@ -9,7 +9,7 @@
 //      of the parts are added in their order, so results repeat bit by bit. Of a batch with itself no use is
 //      made of the symmetry. Emulated and compiled; not yet run on a card.
 #include "common/last_kernel.h"
-#include "common/register.h"
+#include "dual_kernel/cuda/kernels.h"
 #include "dual_kernel/cuda/network.h"
 #include "dual_kernel/cuda/product.h"
 
@@ -23,7 +23,7 @@ struct Vectors {
   int64_t columns, row_step, column_step;
 };
 
-// sums [parts, p, N]: of part s the columns s·part_tiles·kSide, ….
+// sums [parts, p, N]: of part s the columns s·part_tiles·kColumns, ….
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2)
     matvec_tiles(Network<T> net, Rows<T> x1, Rows<T> x2, int64_t features, Vectors<T> v, int64_t parts,
@@ -31,30 +31,28 @@ __global__ void __launch_bounds__(kThreads, 2)
   using Tile = Tile<T>;
   ZB_SHARED_MEMORY(T, shared);
   const int64_t N = x1.rows, M = x2.rows;
-  const int64_t high = cuda::pieces(N, Tile::kSide), wide = cuda::pieces(M, Tile::kSide);
+  const int64_t high = cuda::pieces(N, Tile::kRows), wide = cuda::pieces(M, Tile::kColumns);
   for (int64_t item = blockIdx.x; item < high * parts; item += gridDim.x) {
     // Neighbouring blocks take the same columns.
-    const int64_t first_row = item % high * Tile::kSide, part = item / high;
+    const int64_t first_row = item % high * Tile::kRows, part = item / high;
     const int64_t begin = part * part_tiles, end = begin + part_tiles < wide ? begin + part_tiles : wide;
 #pragma unroll 1
     for (int64_t tile = begin; tile < end; ++tile) {
-      const int64_t first_column = tile * Tile::kSide;
-      const int columns = static_cast<int>(M - first_column < Tile::kSide ? M - first_column : Tile::kSide);
-      kernel_tile(shared, net, x1, x2, features, first_row, first_column, false,
-                  [&](int64_t first, const T* values) {
-                    for (int64_t i = threadIdx.x; i < kHalf * v.columns; i += kThreads) {
-                      const int64_t row = first + i % kHalf, q = i / kHalf;
-                      if (row >= N) continue;
-                      const T* const own = values + i % kHalf * Tile::kStagedPitch;
-                      const T* const other = v.data + first_column * v.row_step + q * v.column_step;
-                      T sum = 0;
+      const int64_t first_column = tile * Tile::kColumns, left = M - first_column;
+      const int columns = static_cast<int>(left < Tile::kColumns ? left : Tile::kColumns);
+      kernel_tile(shared, net, x1, x2, features, first_row, first_column, false);
+      for (int64_t i = threadIdx.x; i < Tile::kRows * v.columns; i += kThreads) {
+        const int64_t row = first_row + i % Tile::kRows, q = i / Tile::kRows;
+        if (row >= N) continue;
+        const T* const values = shared + i % Tile::kRows * Tile::kPitch;
+        const T* const own = v.data + first_column * v.row_step + q * v.column_step;
+        T sum = 0;
 #pragma unroll 4
-                      for (int c = 0; c < columns; ++c)
-                        sum = cuda::multiply_add(own[c], other[c * v.row_step], sum);
-                      T* const to = sums + (part * v.columns + q) * N + row;
-                      *to = tile == begin ? sum : *to + sum;  // always this thread's
-                    }
-                  });
+        for (int c = 0; c < columns; ++c) sum = cuda::multiply_add(values[c], own[c * v.row_step], sum);
+        T* const to = sums + (part * v.columns + q) * N + row;
+        *to = tile == begin ? sum : *to + sum;  // always this thread's
+      }
+      __syncthreads();
     }
   }
 }
@@ -79,8 +77,7 @@ void run(const cuda::Place& place, const Problem& p, const Tensor& x1, const Ten
   RowMemory memory1, memory2;
   const Rows<T> a = rows_of(place, net, x1, memory1);
   const Rows<T> b = p.symmetric ? a : rows_of(place, net, x2, memory2);
-  const int64_t columns = v.size(1);
-  const int64_t high = cuda::pieces(p.N, Tile<T>::kSide), wide = cuda::pieces(p.M, Tile<T>::kSide);
+    const int64_t columns = p.p, high = cuda::pieces(p.N, Tile<T>::kRows), wide = cuda::pieces(p.M, Tile<T>::kColumns);
   const int64_t wanted = cuda::pieces(kBlocksOfAnSm * place.processors(), high);
   const int64_t part_tiles = cuda::pieces(wide, wanted < wide ? wanted : wide);
   const int64_t parts = cuda::pieces(wide, part_tiles);
@@ -92,14 +89,13 @@ void run(const cuda::Place& place, const Problem& p, const Tensor& x1, const Ten
                cuda::read<T>(sums), parts, p.N, columns, cuda::write<T>(out));
 }
 
+}  // namespace
+
 void matvec(const Problem& p, const Tensor& x1, const Tensor& x2, const Tensor& v, Tensor& out) {
   const cuda::Place place("dual_matvec", x1);
-  if (p.dtype == ScalarType::Float) run<float>(place, p, x1, x2, v, out);
-  else run<double>(place, p, x1, x2, v, out);
+  p.dtype == ScalarType::Float ? run<float>(place, p, x1, x2, v, out)
+                               : run<double>(place, p, x1, x2, v, out);
   note_kernel("dual_matvec tiles");
 }
 
-const Registration registration("CUDA", {ZB_DUAL_MATVEC(matvec)});
-
-}  // namespace
 }  // namespace zb::dual_kernel

@@ -4,11 +4,11 @@
 // inputs comes from 1 - cos², which needs all the digits. They run in ascending order of the features, one
 // multiply-add after another, alike for every pair.
 //
-// kSide × kSide pairs by a block of 16 × 16 threads. A thread sums 4 · kHalves rows times as many columns, 4
-// neighbours of each half of the tile; steps of kDepth features go through two buffers in turns, the next
-// one's numbers wait in registers meanwhile. Then the sums of half the rows pass at a time through shared
-// memory, where any thread takes up any pair: its value is found in a loop that holds nothing else in
-// registers, and it leaves in whole rows.
+// kRows × kColumns pairs by a block of 16 × 16 threads. A thread sums 4 columns times 4 neighbouring rows of
+// each 64 (8 columns, too, would not fit into the registers); steps of kDepth features go through two buffers
+// in turns, the next one's numbers wait in registers meanwhile. Then the sums pass through shared memory,
+// where any thread takes up any pair: its value is found in a loop that holds nothing else in registers, and
+// it leaves in whole rows.
 #pragma once
 
 #include "common/cuda/ptx.h"
@@ -17,19 +17,17 @@
 namespace zb::dual_kernel {
 
 constexpr int kThreads = 256, kDepth = 16;
-constexpr int kHalf = 64;  // rows (columns) of a half
 
 template <class T>
 struct Tile {
-  static constexpr int kHalves = sizeof(T) == 4 ? 2 : 1;
-  static constexpr int kSide = kHalf * kHalves;
-  static constexpr int kEach = 4 * kHalves;           // rows, and columns, of a thread
-  static constexpr int kPitch = kSide + 16 / sizeof(T);  // of a buffer: [kDepth][kPitch]
-  static constexpr int kOperand = kDepth * kPitch;
-  static constexpr int kStagedPitch = kSide + 1;      // of the values: [kHalf][kStagedPitch]
+  static constexpr int kRows = sizeof(T) == 4 ? 128 : 64, kColumns = 64;
+  static constexpr int kRowPitch = kRows + 16 / sizeof(T);        // of a buffer's rows: [kDepth][kRowPitch]
+  static constexpr int kColumnPitch = kColumns + 16 / sizeof(T);  // of its columns
+  static constexpr int kBuffer = kDepth * (kRowPitch + kColumnPitch);
+  static constexpr int kPitch = kColumns + 1;  // of the values: [kRows][kPitch]
   static constexpr size_t shared_bytes() {
-    constexpr size_t ring = 4 * kOperand, staged = kHalf * kStagedPitch;
-    return (ring > staged ? ring : staged) * sizeof(T);
+    constexpr size_t buffers = 2 * kBuffer, values = kRows * kPitch;
+    return (buffers > values ? buffers : values) * sizeof(T);
   }
 };
 
@@ -37,51 +35,53 @@ struct Tile {
 ZB_DEVICE int across() { return static_cast<int>(threadIdx.x % 8 + threadIdx.x / 32 % 2 * 8); }
 ZB_DEVICE int down() { return static_cast<int>(threadIdx.x / 8 % 4 + threadIdx.x / 64 * 4); }
 
-// What a thread brings of one batch's kSide rows for one step: single numbers, or whole vectors of a row.
-template <class T>
+// What a thread brings of COUNT of one batch's rows for one step, by 16 bytes along a row.
+template <class T, int COUNT>
 class Brought {
  public:
   ZB_DEVICE void load(const Rows<T>& x, int64_t first_row, int64_t first, int64_t features) {
-    const int thread = static_cast<int>(threadIdx.x);
-    if (x.vectors) {
-      const int64_t k = first + thread % kAcross * kVector;
+    const int64_t k = first + within();
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const int64_t row = first_row + thread / kAcross + i * kApart;
-        Vector four{};
-        if (row < x.rows && k < features) four = cuda::load_vector<Vector>(x.data + row * x.row_step + k);
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) numbers_[i * kVector + e] = four.v[e];
-      }
-    } else {
-      const int64_t k = first + thread % kDepth;
-#pragma unroll
-      for (int i = 0; i < kNumbers; ++i) {
-        const int64_t row = first_row + thread / kDepth + i * (kThreads / kDepth);
-        const bool inside = row < x.rows && k < features;
-        numbers_[i] = inside ? x.data[row * x.row_step + k * x.column_step] : T(0);
-      }
+    for (int i = 0; i < kVectors; ++i) {
+      const int64_t row = first_row + thread() / kAcross + i * kApart;
+      vectors_[i] = {};
+      if (row < x.rows && k < features)
+        vectors_[i] = cuda::load_vector<Vector>(x.data + row * x.row_step + k);
     }
   }
 
-  ZB_DEVICE void put(const Rows<T>& x, T* buffer) const {
-    const int thread = static_cast<int>(threadIdx.x);
+  ZB_DEVICE void put(T* buffer, int pitch) const {
 #pragma unroll
-    for (int i = 0; i < kNumbers; ++i) {
-      const int k = x.vectors ? thread % kAcross * kVector + i % kVector : thread % kDepth;
-      const int row =
-          x.vectors ? thread / kAcross + i / kVector * kApart : thread / kDepth + i * (kThreads / kDepth);
-      buffer[k * Tile<T>::kPitch + row] = numbers_[i];
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e)
+        buffer[(within() + e) * pitch + thread() / kAcross + i * kApart] = vectors_[i].v[e];
     }
   }
 
  private:
-  static constexpr int kNumbers = Tile<T>::kSide * kDepth / kThreads;
-  static constexpr int kVector = 16 / sizeof(T), kEach = kNumbers / kVector;
+  static constexpr int kVector = 16 / sizeof(T), kVectors = COUNT * kDepth / kVector / kThreads;
   static constexpr int kAcross = kDepth / kVector, kApart = kThreads / kAcross;
+  static_assert(kVectors * kApart == COUNT, "whole passes of the block");
   using Vector = cuda::Vector<T, kVector>;
-  T numbers_[kNumbers];
+  ZB_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
+  ZB_DEVICE static int within() { return thread() % kAcross * kVector; }
+  Vector vectors_[kVectors];
 };
+
+// The same number by number, of any strides, and not by way of registers, which the addresses would fill.
+template <class T, int COUNT>
+ZB_DEVICE void copy_step(const Rows<T>& x, int64_t first_row, int64_t first, int64_t features, T* buffer,
+                         int pitch) {
+  const int within = static_cast<int>(threadIdx.x) % kDepth;
+  const int64_t k = first + within;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) / kDepth; i < COUNT; i += kThreads / kDepth) {
+    const int64_t row = first_row + i;
+    const bool inside = row < x.rows && k < features;
+    buffer[within * pitch + i] = inside ? x.data[row * x.row_step + k * x.column_step] : T(0);
+  }
+}
 
 // Four neighbours, from shared memory.
 template <class T>
@@ -96,25 +96,23 @@ ZB_DEVICE void load_four(T (&to)[4], const T* from) {
 }
 
 template <class T>
-using Sums = T[Tile<T>::kEach][Tile<T>::kEach];
+using Sums = T[Tile<T>::kRows / 16][4];
 
-// sums[4·h + i][4·g + j] += row 64·h + 4·down() + i times column 64·g + 4·across() + j, over one step.
+// sums[4·h + i][j] += row 64·h + 4·down() + i times column 4·across() + j, over one step.
 template <class T>
 ZB_DEVICE void multiply_step(const T* rows, const T* columns, Sums<T>& sums) {
-  using Tile = Tile<T>;
+  constexpr int kHalves = Tile<T>::kRows / 64;
 #pragma unroll 4
   for (int d = 0; d < kDepth; ++d) {
-    T a[Tile::kHalves][4], b[Tile::kHalves][4];
+    T a[kHalves][4], b[4];
 #pragma unroll
-    for (int h = 0; h < Tile::kHalves; ++h) {
-      load_four(a[h], rows + d * Tile::kPitch + h * kHalf + 4 * down());
-      load_four(b[h], columns + d * Tile::kPitch + h * kHalf + 4 * across());
-    }
+    for (int h = 0; h < kHalves; ++h)
+      load_four(a[h], rows + d * Tile<T>::kRowPitch + h * 64 + 4 * down());
+    load_four(b, columns + d * Tile<T>::kColumnPitch + 4 * across());
 #pragma unroll
-    for (int i = 0; i < Tile::kEach; ++i) {
+    for (int i = 0; i < 4 * kHalves; ++i) {
 #pragma unroll
-      for (int j = 0; j < Tile::kEach; ++j)
-        sums[i][j] = cuda::multiply_add(a[i / 4][i % 4], b[j / 4][j % 4], sums[i][j]);
+      for (int j = 0; j < 4; ++j) sums[i][j] = cuda::multiply_add(a[i / 4][i % 4], b[j], sums[i][j]);
     }
   }
 }
@@ -123,70 +121,72 @@ ZB_DEVICE void multiply_step(const T* rows, const T* columns, Sums<T>& sums) {
 template <class T>
 ZB_DEVICE void multiply_tile(T* shared, const Rows<T>& x1, const Rows<T>& x2, int64_t features,
                              int64_t first_row, int64_t first_column, Sums<T>& sums) {
-  constexpr int kOperand = Tile<T>::kOperand;
-  Brought<T> rows, columns;
-  const auto load = [&](int64_t first) {
-    rows.load(x1, first_row, first, features);
-    columns.load(x2, first_column, first, features);
+  using Tile = Tile<T>;
+  constexpr int kColumnsAt = kDepth * Tile::kRowPitch;  // in a buffer
+  const bool vectors = x1.vectors && x2.vectors;
+  Brought<T, Tile::kRows> rows;
+  Brought<T, Tile::kColumns> columns;
+  const auto load = [&](int64_t first, T* buffer) {
+    if (vectors) {
+      rows.load(x1, first_row, first, features);
+      columns.load(x2, first_column, first, features);
+    } else {
+      copy_step<T, Tile::kRows>(x1, first_row, first, features, buffer, Tile::kRowPitch);
+      copy_step<T, Tile::kColumns>(x2, first_column, first, features, buffer + kColumnsAt,
+                                   Tile::kColumnPitch);
+    }
   };
   const auto put = [&](T* buffer) {
-    rows.put(x1, buffer);
-    columns.put(x2, buffer + kOperand);
+    if (!vectors) return;
+    rows.put(buffer, Tile::kRowPitch);
+    columns.put(buffer + kColumnsAt, Tile::kColumnPitch);
   };
-  load(0);
+  load(0, shared);
   put(shared);
   __syncthreads();
-  int turn = 0;
+  T *now = shared, *next = shared + Tile::kBuffer;
 #pragma unroll 1
   for (int64_t first = 0; first < features; first += kDepth) {
     const bool more = first + kDepth < features;
-    if (more) load(first + kDepth);
-    multiply_step(shared + turn * 2 * kOperand, shared + turn * 2 * kOperand + kOperand, sums);
-    turn = 1 - turn;
-    if (more) put(shared + turn * 2 * kOperand);  // all are done with this one since the last barrier
+    if (more) load(first + kDepth, next);  // all are done with this buffer since the last barrier
+    multiply_step(now, now + kColumnsAt, sums);
+    if (more) put(next);
     __syncthreads();
+    T* const before = now;
+    now = next, next = before;
   }
 }
 
-// The values of a tile. With `upper` only of pairs whose column is not before their row. For each half of the
-// rows calls pass(first row of all, values [kHalf][kStagedPitch]); all threads do, with all values there.
-template <class T, class Pass>
+// The values of a tile, into `shared` as [kRows][kPitch]. With `upper` only of pairs whose column is not
+// before their row. All threads of the block must call; afterwards all values are there.
+template <class T>
 ZB_DEVICE void kernel_tile(T* shared, const Network<T>& net, const Rows<T>& x1, const Rows<T>& x2,
-                           int64_t features, int64_t first_row, int64_t first_column, bool upper,
-                           Pass&& pass) {
+                           int64_t features, int64_t first_row, int64_t first_column, bool upper) {
   using Tile = Tile<T>;
   Sums<T> sums = {};
   multiply_tile(shared, x1, x2, features, first_row, first_column, sums);
-  const int c = static_cast<int>(threadIdx.x) % Tile::kSide;
+#pragma unroll
+  for (int i = 0; i < Tile::kRows / 16; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      shared[(i / 4 * 64 + 4 * down() + i % 4) * Tile::kPitch + 4 * across() + j] = sums[i][j];
+  }
+  __syncthreads();
+  const int c = static_cast<int>(threadIdx.x) % Tile::kColumns;
   const int64_t column = first_column + c;
 #pragma unroll 1
-  for (int h = 0; h < Tile::kHalves; ++h) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int j = 0; j < Tile::kEach; ++j) {
-        const T sum = h == 0 ? sums[i][j] : sums[Tile::kEach - 4 + i][j];
-        shared[(4 * down() + i) * Tile::kStagedPitch + j / 4 * kHalf + 4 * across() + j % 4] = sum;
-      }
-    }
-    __syncthreads();
-    const int64_t first = first_row + h * kHalf;
-#pragma unroll 1
-    for (int r = static_cast<int>(threadIdx.x) / Tile::kSide; r < kHalf; r += kThreads / Tile::kSide) {
-      const int64_t row = first + r;
-      if (row >= x1.rows || column >= x2.rows || (upper && column < row)) continue;
-      T sum = shared[r * Tile::kStagedPitch + c];
-      const T squares = x1.squares[row];
-      const bool equal =
-          equal_rows(x1.hashes[row], x2.hashes[column], squares, x2.squares[column], sum, features);
-      if (equal) sum = squares;
-      shared[r * Tile::kStagedPitch + c] = kernel_value(net, sum, x1.moments + row, x1.rows,
-                                                        x2.moments + column, x2.rows, equal);
-    }
-    __syncthreads();
-    pass(first, shared);
-    __syncthreads();
+  for (int r = static_cast<int>(threadIdx.x) / Tile::kColumns; r < Tile::kRows;
+       r += kThreads / Tile::kColumns) {
+    const int64_t row = first_row + r;
+    if (row >= x1.rows || column >= x2.rows || (upper && column < row)) continue;
+    T& value = shared[r * Tile::kPitch + c];
+    const T sum = value, squares = x1.squares[row];
+    const bool equal =
+        equal_rows(x1.hashes[row], x2.hashes[column], squares, x2.squares[column], sum, features);
+    value = kernel_value(net, equal ? squares : sum, x1.moments + row, x1.rows, x2.moments + column,
+                         x2.rows, equal);
   }
+  __syncthreads();
 }
 
 }  // namespace zb::dual_kernel

@@ -118,10 +118,21 @@ ZB_DEVICE DualPair<T> dual_pair(const Network<T>& net, const Moments<T>& a, T q1
                                 bool equal) {
   q12 = equal ? a.q : net.gain2 * q12;
   const T sin2 = equal ? T(0) : a.q <= 0 || b.q <= 0 ? T(1) : sine_squared(a.q, q12, b.q);
-  DualPair<T> found = net.form == Form::kPiecewiseLinear ? piecewise_linear(net, a, q12, b, sin2)
-                      : net.form == Form::kErf || net.form == Form::kGelu
-                          ? saturated(net.form, a, q12, b, sin2)
-                          : waves(net.form, a, q12, b);
+  DualPair<T> found;
+  switch (net.form) {
+    case Form::kIdentity:
+      found = {q12, 1};
+      break;
+    case Form::kPiecewiseLinear:
+      found = piecewise_linear(net, a, q12, b, sin2);
+      break;
+    case Form::kErf:
+    case Form::kGelu:
+      found = saturated(net.form, a, q12, b, sin2);
+      break;
+    default:
+      found = waves(net.form, a, q12, b);
+  }
   found.dual = net.scale2 * found.dual + net.offset2;
   found.derivative *= net.slope2;
   return found;
