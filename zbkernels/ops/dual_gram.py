@@ -230,6 +230,14 @@ def _reference_forward(x1: torch.Tensor, x2: torch.Tensor, *rest: Any) -> torch.
     return reference(x1, x2, **by_name(rest))
 
 
+# What compiled kernels call for an activation that they have no form of.
+define(
+    f"_dual_gram_reference(Tensor x1, Tensor x2, {OPTIONS_SCHEMA_TYPES}) -> Tensor",
+    _reference_forward,
+    lambda x1, x2, *rest: fake(x1, x2, **by_name(rest)),
+)
+
+
 def none_on(device: str, op: str) -> Kernel:
     return Kernel(
         device, lambda *args, **kwargs: f"{op} has no kernel there; its reference runs on any device"

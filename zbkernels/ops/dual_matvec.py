@@ -328,6 +328,14 @@ def _reference_forward(x1: torch.Tensor, x2: torch.Tensor, v: torch.Tensor, *res
     return reference(x1, x2, v, **by_name(rest))
 
 
+# What compiled kernels call for an activation that they have no form of.
+define(
+    f"_dual_matvec_reference(Tensor x1, Tensor x2, Tensor v, {OPTIONS_SCHEMA_TYPES}) -> Tensor",
+    _reference_forward,
+    lambda x1, x2, v, *rest: fake(x1, x2, v, **by_name(rest)),
+)
+
+
 # Their ``can_run`` takes (x1, x2, p, *options), p being the width of v; ``run`` takes v itself.
 KERNELS = (
     none_on("cpu", "dual_matvec"),
