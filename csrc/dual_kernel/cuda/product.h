@@ -102,7 +102,7 @@ using Sums = T[Tile<T>::kRows / 16][4];
 template <class T>
 ZB_DEVICE void multiply_step(const T* rows, const T* columns, Sums<T>& sums) {
   constexpr int kHalves = Tile<T>::kRows / 64;
-#pragma unroll 4
+#pragma unroll 2
   for (int d = 0; d < kDepth; ++d) {
     T a[kHalves][4], b[4];
 #pragma unroll
