@@ -7,28 +7,9 @@
 
 #include "common/aten.h"
 #include "common/tensor.h"
+#include "dual_kernel/forms.h"
 
 namespace zb::dual_kernel {
-
-// Activations with a closed form, as zbkernels/infinite/dual_forms.py has them.
-enum class Form {
-  kIdentity,
-  kPiecewiseLinear,  // max(x, slope x); the absolute value is slope -1
-  kErf,
-  kGelu,
-  kSin,
-  kCos,
-  kSinPlusCos,
-};
-
-// offset + scale s(gain x). Only forms of mean 0 have an offset, so that it adds offset² to the dual
-// activation.
-struct Activation {
-  Form form = Form::kIdentity;
-  double slope = 0;  // of kPiecewiseLinear, whose derivative kernel is, where a variance is 0:
-  double zero_one = 0, zero_both = 0;  // of one input, and of both
-  double gain = 1, scale = 1, offset = 0;
-};
 
 // The recursion of zbkernels/infinite/kernels.py: K_1 = b2 + w2/d x·y, K' = b2 + w2 D(K), T' = K' + w2 D'(K)
 // T.

@@ -13,9 +13,14 @@ import torch
 
 from zbkernels.infinite import kernels
 from zbkernels.ops import _backend
-from zbkernels.ops._dual_options import OPTIONS_SCHEMA_TYPES, by_name, check_options, same_tensor
+from zbkernels.ops._dual_options import (
+    OPTIONS_SCHEMA_TYPES,
+    by_name,
+    check_options,
+    library_kernel,
+    same_tensor,
+)
 from zbkernels.ops._op import (
-    Kernel,
     Op,
     Sample,
     below_autograd,
@@ -238,16 +243,9 @@ define(
 )
 
 
-def none_on(device: str, op: str) -> Kernel:
-    return Kernel(
-        device, lambda *args, **kwargs: f"{op} has no kernel there; its reference runs on any device"
-    )
-
-
 KERNELS = (
-    none_on("cpu", "dual_gram"),
-    none_on("cuda", "dual_gram"),
-    none_on("triton", "dual_gram"),
+    library_kernel("cpu", "dual_gram"),
+    library_kernel("cuda", "dual_gram"),
     _backend.reference_kernel(_reference_forward),
 )
 
