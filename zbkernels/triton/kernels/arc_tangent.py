@@ -16,8 +16,7 @@ def divide(a, b):
     """a / b, rounded once: the operator's own is an approximation in float32."""
     if a.dtype == tl.float64:
         return a / b
-    else:
-        return tl.div_rn(a, b)
+    return tl.div_rn(a, b)
 
 
 @triton.jit
@@ -25,8 +24,7 @@ def root(x):
     """The square root, rounded once."""
     if x.dtype == tl.float64:
         return tl.sqrt(x)
-    else:
-        return tl.sqrt_rn(x)
+    return tl.sqrt_rn(x)
 
 
 @triton.jit
