@@ -42,7 +42,7 @@ class DualProblem:
         plain: Callable = kernels.ntk if case.kernel == "ntk" else kernels.nngp
         matrix = plain(some, self.x2.double(), activation=case.activation, depth=case.depth)
         self.expected = matrix if case.mode == "gram" else matrix @ self.v.double()
-        # The diagonal is exact here and not in what others write: the angle between a row and itself is sqrt(eps) there.
+        # The diagonal is exact here, and not in what others write: sqrt(eps) is their angle of a row and itself.
         self.others = ~(some[:, None, 0] == self.x2[None, :, 0].double()) if case.mode == "gram" else None
 
     def error(self, outputs: Sequence[torch.Tensor]) -> float:
