@@ -25,7 +25,7 @@ from zbkernels.infinite import activations
 from zbkernels.infinite.activations import Activation
 from zbkernels.infinite.dual_forms import sine_squared
 from zbkernels.infinite.dual_series import Scalar
-from zbkernels.infinite.gram import inner_products
+from zbkernels.infinite.gram import EqualRows, inner_products
 
 DTYPES = (torch.float32, torch.float64)
 TRAIN = ("all", "first")
@@ -64,6 +64,14 @@ def check_network(op: str, depth: Any, w_std: Any, b_std: Any, train: Any = "all
             raise ValueError(f"{op}: expected {name} to be a finite number >= 0, got {value!r}")
     if train not in TRAIN:
         raise ValueError(f"{op}: expected train to be 'all' or 'first', got {train!r}")
+
+
+def check_parametrization(parametrization: Any, width: Any) -> None:
+    """Raises as :func:`ntk` says."""
+    if parametrization not in PARAMETRIZATIONS:
+        raise ValueError(f"ntk: expected parametrization to be 'ntk' or 'standard', got {parametrization!r}")
+    if not isinstance(width, (int, float)) or isinstance(width, bool) or not 0 < width < float("inf"):
+        raise ValueError(f"ntk: expected width to be a finite number > 0, got {width!r}")
 
 
 def nngp(
@@ -135,13 +143,30 @@ def ntk(
             that is not positive.
     """
     x2 = _check("ntk", x1, x2, depth, w_std, b_std, train)
-    if parametrization not in PARAMETRIZATIONS:
-        raise ValueError(f"ntk: expected parametrization to be 'ntk' or 'standard', got {parametrization!r}")
-    if not isinstance(width, (int, float)) or isinstance(width, bool) or not 0 < width < float("inf"):
-        raise ValueError(f"ntk: expected width to be a finite number > 0, got {width!r}")
+    check_parametrization(parametrization, width)
     standard = float(width) if parametrization == "standard" else None
     act = activations.named(activation, "ntk")
     return _run(x1, x2, act, depth, w_std, b_std, tangent=True, first_only=train == "first", width=standard)
+
+
+def tile(
+    kind: str,
+    x1: Tensor,
+    x2: Tensor,
+    equal: EqualRows | None,
+    *,
+    activation: str,
+    depth: int,
+    w_std: float,
+    b_std: float,
+    train: str,
+) -> Tensor:
+    """A part of the matrix of :func:`nngp` or :func:`ntk` (``kind``), for rows of x1 and x2 of which it is known
+    which are ``equal`` (None: find out). What is an argument there has been checked."""
+    act = activations.named(activation, kind)
+    return _run(
+        x1, x2, act, depth, w_std, b_std, tangent=kind == "ntk", first_only=train == "first", equal=equal
+    )
 
 
 def _check(
@@ -163,11 +188,12 @@ def _run(
     tangent: bool,
     first_only: bool = False,
     width: float | None = None,
+    equal: EqualRows | None = None,
 ) -> Tensor:
     """The recursion above; ``width`` is None for the ntk parametrisation."""
     w2, b2, d = w_std**2, b_std**2, x1.shape[1]
     trained_bias = 1.0 if b_std > 0 else 0.0  # the part of a bias in the standard parametrisation
-    equal, squares, products = inner_products(x1, x2)
+    equal, squares, products = inner_products(x1, x2, equal)
     q, q12 = b2 + w2 / d * squares, b2 + w2 / d * products
     t = q12 if width is None else trained_bias + products
     for _ in range(depth):

@@ -13,6 +13,7 @@ from zbkernels.ops._weight_cache import clear_weight_cache, weight_cache_info
 from zbkernels.ops.conv_relu_pool2d import conv_relu_pool2d
 from zbkernels.ops.conv_relu_pool2d_nap import conv_relu_pool2d_nap
 from zbkernels.ops.dual_gram import dual_gram
+from zbkernels.ops.dual_matvec import dual_matvec
 from zbkernels.ops.linear_relu import linear_relu
 from zbkernels.ops.linear_relu_nap import linear_relu_nap
 from zbkernels.ops.nap_frequency import nap_frequency
@@ -31,6 +32,7 @@ __all__ = [
     "conv_relu_pool2d",
     "conv_relu_pool2d_nap",
     "dual_gram",
+    "dual_matvec",
     "explain",
     "get_conv_precision",
     "last_kernel",

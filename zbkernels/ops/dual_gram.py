@@ -11,10 +11,16 @@ from typing import Any
 
 import torch
 
-from zbkernels.infinite import activations, kernels
+from zbkernels.infinite import kernels
 from zbkernels.ops import _backend
+from zbkernels.ops._dual_options import (
+    OPTIONS_SCHEMA_TYPES,
+    by_name,
+    check_options,
+    library_kernel,
+    same_tensor,
+)
 from zbkernels.ops._op import (
-    Kernel,
     Op,
     Sample,
     below_autograd,
@@ -32,43 +38,12 @@ SCHEMA = (
     'float w_std=1.4142135623730951, float b_std=0.0, str train="all") -> Tensor'
 )
 _BACKWARD = (
-    "_dual_gram_backward(Tensor grad, Tensor x1, Tensor x2, str kernel, str activation, int depth, float w_std, "
-    "float b_std, str train) -> (Tensor, Tensor)"
+    f"_dual_gram_backward(Tensor grad, Tensor x1, Tensor x2, {OPTIONS_SCHEMA_TYPES}) -> (Tensor, Tensor)"
 )
-KINDS = ("nngp", "ntk")
 
 
-def check(
-    x1: Any,
-    x2: Any,
-    *,
-    kernel: Any = "nngp",
-    activation: Any = "relu",
-    depth: Any = 1,
-    w_std: Any = 2**0.5,
-    b_std: Any = 0.0,
-    train: Any = "all",
-) -> None:
-    kernels.check_inputs("dual_gram", x1, x2)
-    if kernel not in KINDS:
-        raise ValueError(f"dual_gram: expected kernel to be 'nngp' or 'ntk', got {kernel!r}")
-    if not isinstance(activation, str):
-        raise TypeError(
-            f"dual_gram: expected activation to be a name (callables: zbkernels.infinite), got {activation!r}"
-        )
-    activations.named(activation, "dual_gram")
-    kernels.check_network("dual_gram", depth, w_std, b_std, train)
-    if kernel == "nngp" and train != "all":
-        raise ValueError(
-            f"dual_gram: expected train='all' for kernel='nngp', which trains nothing, got {train!r}"
-        )
-
-
-def same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether both are one piece of memory, seen the same way; then the matrix is made symmetric."""
-    if a is b:
-        return True
-    return a.shape == b.shape and a.stride() == b.stride() and a.numel() > 0 and a.data_ptr() == b.data_ptr()
+def check(x1: Any, x2: Any, **options: Any) -> None:
+    check_options("dual_gram", x1, x2, **options)
 
 
 def _plain(
@@ -101,10 +76,6 @@ def reference(
 def fake(x1: torch.Tensor, x2: torch.Tensor, **options: Any) -> torch.Tensor:
     check(x1, x2, **options)
     return x1.new_empty((x1.shape[0], x2.shape[0]))
-
-
-def _by_name(rest: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(("kernel", "activation", "depth", "w_std", "b_std", "train"), rest, strict=True))
 
 
 def _backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
@@ -140,7 +111,7 @@ class DualGramFunction(torch.autograd.Function):
     def forward(ctx: Any, run: Any, x1: torch.Tensor, x2: torch.Tensor, *rest: Any) -> torch.Tensor:
         ctx.rest = rest
         ctx.save_for_backward(x1, x2)
-        return run(x1, x2, **_by_name(rest))
+        return run(x1, x2, **by_name(rest))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -171,7 +142,7 @@ def autograd(
 ) -> torch.Tensor:
     rest = (kernel, activation, depth, w_std, b_std, train)
     if transforms_active(x1, x2):
-        return reference(x1, x2, **_by_name(rest))
+        return reference(x1, x2, **by_name(rest))
     return _run(_registered, x1, x2, rest)
 
 
@@ -179,7 +150,7 @@ def _run(run: Any, x1: torch.Tensor, x2: torch.Tensor, rest: tuple[Any, ...]) ->
     """A forward kernel, with gradients where they are wanted."""
     if needs_grad(x1, x2):
         return DualGramFunction.apply(run, x1, x2, *rest)
-    return run(x1, x2, **_by_name(rest))
+    return run(x1, x2, **by_name(rest))
 
 
 def samples(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[Sample]:
@@ -253,27 +224,28 @@ def dual_gram(
         ValueError: shapes or devices that don't fit, or another option.
     """
     rest = (kernel, activation, depth, w_std, b_std, train)
-    check(x1, x2, **_by_name(rest))
+    check(x1, x2, **by_name(rest))
     chosen = _backend.choose_kernel(OP, x1, x2, *rest)
     if chosen is None:
-        return torch.ops.zb.dual_gram(x1, x2, **_by_name(rest))
+        return torch.ops.zb.dual_gram(x1, x2, **by_name(rest))
     return _run(lambda x1, x2, **options: chosen.run(x1, x2, *options.values()), x1, x2, rest)
 
 
 def _reference_forward(x1: torch.Tensor, x2: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return reference(x1, x2, **_by_name(rest))
+    return reference(x1, x2, **by_name(rest))
 
 
-def _none_on(device: str) -> Kernel:
-    return Kernel(
-        device, lambda *args, **kwargs: "dual_gram has no kernel there; its reference runs on any device"
-    )
+# What compiled kernels call for an activation that they have no form of.
+define(
+    f"_dual_gram_reference(Tensor x1, Tensor x2, {OPTIONS_SCHEMA_TYPES}) -> Tensor",
+    _reference_forward,
+    lambda x1, x2, *rest: fake(x1, x2, **by_name(rest)),
+)
 
 
 KERNELS = (
-    _none_on("cpu"),
-    _none_on("cuda"),
-    _none_on("triton"),
+    library_kernel("cpu", "dual_gram"),
+    library_kernel("cuda", "dual_gram"),
     _backend.reference_kernel(_reference_forward),
 )
 
@@ -287,9 +259,8 @@ def _arguments(x1: Any, x2: Any, **options: Any) -> tuple[tuple[Any, ...], dict[
 OPAQUE = opaque_kernels(
     "dual_gram",
     KERNELS,
-    "dual_gram(Tensor x1, Tensor x2, str kernel, str activation, int depth, float w_std, float b_std, str train) "
-    "-> Tensor",
-    lambda x1, x2, *rest: fake(x1, x2, **_by_name(rest)),
+    f"dual_gram(Tensor x1, Tensor x2, {OPTIONS_SCHEMA_TYPES}) -> Tensor",
+    lambda x1, x2, *rest: fake(x1, x2, **by_name(rest)),
 )
 
 OP = Op(
