@@ -16,6 +16,8 @@ Ladder
 
 # Annotations of a jitted function are Triton's own, so mypy is asked for none here.
 # mypy: disable-error-code="no-untyped-def"
+# Nor does Triton know `in`.
+# ruff: noqa: SIM109
 
 import triton
 import triton.language as tl
@@ -64,7 +66,9 @@ def sine_squared(q11, q12, q22):
 
 
 @triton.jit
-def form_pair(q11, r1, keep1, lose1, q22, r2, keep2, lose2, q12, sin2, odd2, even2, one, both, FORM: tl.constexpr):
+def form_pair(
+    q11, r1, keep1, lose1, q22, r2, keep2, lose2, q12, sin2, odd2, even2, one, both, FORM: tl.constexpr
+):
     """E[s(u) s(v)] and E[s'(u) s'(v)] of a form; `one` and `both` are the second of the piecewise linear one where so
     many variances are 0."""
     if FORM == IDENTITY:
@@ -163,7 +167,21 @@ def describe_rows_kernel(
         tl.store(at + 3 * plane, lose, mask=live)
         at += 4 * plane
         dual, _ = form_pair(
-            q, r, keep, lose, q, r, keep, lose, q, tl.zeros_like(q), number(odd2, T), number(even2, T), q, q, FORM
+            q,
+            r,
+            keep,
+            lose,
+            q,
+            r,
+            keep,
+            lose,
+            q,
+            tl.zeros_like(q),
+            number(odd2, T),
+            number(even2, T),
+            q,
+            q,
+            FORM,
         )
         variance = number(b2, T) + number(w2, T) * (number(scale2, T) * dual + number(offset2, T))
 
