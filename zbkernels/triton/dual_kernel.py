@@ -108,7 +108,7 @@ def describe_rows(x: torch.Tensor, net: Network) -> Rows:
         *net.bits("slope2", "one", "both"),
         FORM=net.form,
         BLOCK_N=512 // block,
-        BLOCK_C=block,
+        BLOCK_I=block,
     )
     return rows
 
