@@ -51,6 +51,13 @@ def outer_tile_bytes(element: str, _product: str, rows: str) -> int:
     return 3 * (64 // size) * ((int(rows) + 128) * size + 2 * skew)
 
 
+def dual_tile_bytes(element: str) -> int:
+    """Tile::shared_bytes of csrc/dual_kernel/cuda/product.h."""
+    size = SUM_BYTES[element]
+    rows, pad = (128 if size == 4 else 64), 16 // size
+    return max(2 * 16 * (rows + 64 + 2 * pad), rows * 65) * size
+
+
 # Bytes that the launches give to the kernels with dynamic shared memory, from the template arguments. --check and
 # the tests ask for a row where a kernel touches shared memory and has no static one; where it has both kinds, the
 # binary cannot tell that the row is missing.
@@ -64,6 +71,8 @@ DYNAMIC_SHARED: dict[str, Callable[..., int]] = {
     "conv_relu_pool::tiles": conv_tile_bytes,
     "conv_relu_pool::weight_sums": lambda element: 256 * SUM_BYTES[element],
     "conv_relu_pool::weight_tiles": tile_bytes,
+    "dual_kernel::gram_tiles": dual_tile_bytes,
+    "dual_kernel::matvec_tiles": dual_tile_bytes,
     "linear_relu::tiles": tile_bytes,
     "nap::nearest_of_parts": lambda *_: 80 * 1024,  # at most: kMostShared of csrc/nap/cuda/topk.cu
 }

@@ -23,6 +23,8 @@ from zbkernels.ops._geometry import Geometry
 from zbkernels.triton import (
     conv_relu_pool,
     conv_tiles,
+    dual_gram,
+    dual_matvec,
     linear_relu,
     nap_frequency,
     nap_group,
@@ -113,6 +115,19 @@ def groups(rows: int, words: int) -> None:
     nap_group.compare_neighbours(sig, meta(rows, dtype=torch.int64), meta(rows, dtype=torch.int64))
 
 
+def gram(
+    dtype: torch.dtype = f32, activation: str = "relu", features: int = 784, itself: bool = False
+) -> None:
+    x = meta(8192, features, dtype=dtype)
+    other = x if itself else meta(8192, features, dtype=dtype)
+    dual_gram.forward(x, other, "ntk", activation, 3, 2**0.5, 0.1, "all")
+
+
+def matvec(dtype: torch.dtype = f32, activation: str = "relu", rows: int = 30000) -> None:
+    x, y, v = meta(rows, 784, dtype=dtype), meta(30000, 784, dtype=dtype), meta(30000, 10, dtype=dtype)
+    dual_matvec.forward(x, y, v, "ntk", activation, 3, 2**0.5, 0.1, "all")
+
+
 GENERAL = "conv_act_pool_kernel"
 TILED = "conv_tiles_kernel"
 
@@ -180,6 +195,13 @@ CASES: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
     "hash and groups, odd words": (lambda: groups(10**6, 17), ("hash_kernel", "begins_kernel")),
     "frequency": (lambda: nap_frequency.forward(signatures(10**6), 1000), ("frequency_kernel",)),
     "frequency, one word": (lambda: nap_frequency.forward(signatures(10**6, 1), 64), ("frequency_kernel",)),
+    "gram": (gram, ("gram_kernel",)),
+    "gram with itself": (lambda: gram(itself=True), ("describe_rows_kernel", "gram_kernel")),
+    "gram GELU, 20 features": (lambda: gram(activation="gelu", features=20), ("gram_kernel",)),
+    "gram f64, sin": (lambda: gram(f64, "sin"), ("gram_kernel",)),
+    "matvec": (matvec, ("matvec_kernel",)),
+    "matvec f64, erf, 16 rows": (lambda: matvec(f64, "erf", 16), ("matvec_kernel",)),
+    "matvec GELU, 16 rows": (lambda: matvec(f32, "gelu", 16), ("matvec_kernel",)),
 }
 
 

@@ -94,6 +94,11 @@ MEANT = [
     Meant(r"conv_relu_pool::outer_tiles<.*Fma.*>", r"LDS\.128"),
     Meant(r"conv_relu_pool::outer_tiles<.*Fma.*>", r"STG\.E\.128"),
     Meant(r"conv_relu_pool::outer_tiles<.*TensorCore.*>", r"STG\.E\.64"),
+    # Rows by 16 bytes, and operands from shared memory; multiply-adds in full.
+    Meant(r"dual_kernel::(gram|matvec)_tiles<.+>", r"LDG\.E\.128"),
+    Meant(r"dual_kernel::(gram|matvec)_tiles<.+>", r"LDS\.128"),
+    Meant(r"dual_kernel::(gram|matvec)_tiles<float>", r"FFMA"),
+    Meant(r"dual_kernel::(gram|matvec)_tiles<double>", r"DFMA"),
     # The packed weights of several channels.
     Meant(r"conv_relu_pool::(windows|uncovered|input_grad)<\w+, [48]>", r"LDG\.E\.128"),
 ]
@@ -243,9 +248,7 @@ ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 library = ctypes.CDLL(sys.argv[2])
 library.zb_registration_error.restype = ctypes.c_char_p
 print("error:", library.zb_registration_error().decode())
-for name, op in OPS.items():
-    if op.reference_only:
-        continue
+for name in OPS:
     print(name, torch._C._dispatch_has_kernel_for_dispatch_key(f"zb::{name}", "CUDA"))
 """
 

@@ -93,6 +93,9 @@ def test_tf32_where_it_is_allowed(case: str, target: Target) -> None:
         "general f64",
         "linear f32",
         "linear f64",
+        "gram",
+        "matvec",
+        "gram f64, sin",
     ),
 )
 def test_full_precision_is_summed_in_full(case: str, target: Target) -> None:
@@ -131,6 +134,8 @@ def test_what_is_copied_first_also_comes_and_goes_in_16_bytes(target: Target) ->
         "topk, one query",
         "frequency",
         "frequency, one word",
+        "gram with itself",
+        "matvec",
     ),
 )
 def test_rows_of_a_multiple_of_16_are_loaded_16_bytes_at_a_time(case: str) -> None:
@@ -197,11 +202,21 @@ def test_every_kernel_is_compiled_here() -> None:
     """A kernel that nobody added to the cases would go unread."""
     import triton
 
-    from zbkernels.triton.kernels import bits, conv, conv_tiles, frequency, groups, hamming, linear, pool
+    from zbkernels.triton.kernels import (
+        bits,
+        conv,
+        conv_tiles,
+        dual,
+        frequency,
+        groups,
+        hamming,
+        linear,
+        pool,
+    )
 
     kernels = {
         name
-        for module in (bits, conv, conv_tiles, frequency, groups, hamming, linear, pool)
+        for module in (bits, conv, conv_tiles, dual, frequency, groups, hamming, linear, pool)
         for name, value in vars(module).items()
         if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
     }

@@ -54,6 +54,8 @@ def calls(device: str) -> list[Call]:
         Call("nap_topk", (words[:9], words), lambda q, db: zb.nap_topk(q, db, 5)),
         Call("nap_group", ((words & 1)[:, :4].contiguous(),), zb.nap_group, waits=True),
         Call("nap_frequency", (words,), lambda sig: (zb.nap_frequency(sig, 1000),)),
+        Call("dual_gram", linear, lambda x, y: (zb.dual_gram(x, y, kernel="ntk", depth=2),)),
+        Call("dual_matvec", (rows, weight, draw(70, 3)), lambda x, y, v: (zb.dual_matvec(x, y, v, depth=2),)),
     ]
 
 

@@ -25,7 +25,7 @@ def tasks(device: str) -> list[Task]:
     return libraries + [
         Task(op.name, functools.partial(first_call, op, device), 40.0)
         for op in OPS.values()
-        if op.public is not None and not op.reference_only
+        if op.public is not None
     ]
 
 

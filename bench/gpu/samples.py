@@ -134,6 +134,11 @@ def check(op: Op, sample: Sample, dtype: torch.dtype, backend: str) -> str:
     return "; ".join(filter(None, faults))
 
 
+def dtypes_of(op: Op) -> tuple[torch.dtype, ...]:
+    """Those of DTYPES that its samples can be of; one of them where the dtype is not asked for (signatures)."""
+    return tuple(dtype for dtype in DTYPES if dtype in op.dtypes) or DTYPES[:1]
+
+
 def tasks(device: str, backend: str, few: bool = False, seconds: float = 600.0) -> list[Task]:
     """A row for each dtype and op, dtypes outermost, so that a run cut off has seen all ops."""
     end = time.monotonic() + seconds
@@ -142,9 +147,7 @@ def tasks(device: str, backend: str, few: bool = False, seconds: float = 600.0) 
         (dtype, op)
         for dtype in (DTYPES[:2] if few else DTYPES)
         for op in OPS.values()
-        if op.public is not None
-        and not op.reference_only
-        and not (op.dtypes == (torch.int64,) and dtype != DTYPES[0])
+        if op.public is not None and dtype in dtypes_of(op)
     ]
 
     def row(number: int) -> tuple[str, dict[str, Any]]:
@@ -220,7 +223,7 @@ def rehearse() -> str:
     zb.set_conv_precision("highest")
     try:
         for op in OPS.values():
-            for dtype in DTYPES if op.public is not None and not op.reference_only else ():
+            for dtype in dtypes_of(op) if op.public is not None else ():
                 first = next(iter(op.samples("cpu", dtype)))
                 backend = zb.explain(op.name, *first.args, **first.kwargs).chosen
                 all_samples(op, dtype, "cpu", backend, True)

@@ -11,13 +11,26 @@ from zbkernels.ops import _backend
 from zbkernels.ops._op import Kernel
 
 KINDS = ("nngp", "ntk")
-NAMES = ("kernel", "activation", "depth", "w_std", "b_std", "train")
+DEFAULTS = {
+    "kernel": "nngp",
+    "activation": "relu",
+    "depth": 1,
+    "w_std": 2**0.5,
+    "b_std": 0.0,
+    "train": "all",
+}
+NAMES = tuple(DEFAULTS)
 OPTIONS_SCHEMA_TYPES = "str kernel, str activation, int depth, float w_std, float b_std, str train"
 
 
 def by_name(rest: tuple[Any, ...]) -> dict[str, Any]:
     """The options by their names, of those in their order."""
     return dict(zip(NAMES, rest, strict=True))
+
+
+def in_order(options: dict[str, Any]) -> tuple[Any, ...]:
+    """All options in their order, of those that a call named."""
+    return tuple({**DEFAULTS, **options}.values())
 
 
 def check_options(

@@ -97,11 +97,6 @@ class Op:
     cpu_kernel: Callable[..., str] | None = None
 
     @property
-    def reference_only(self) -> bool:
-        """Whether its reference is all there is: no kernel of a library stands among its own."""
-        return bool(self.kernels) and not any(kernel.registered for kernel in self.kernels)
-
-    @property
     def overload(self) -> Any:
         return getattr(torch.ops.zb, self.name).default
 

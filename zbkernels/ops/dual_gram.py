@@ -17,6 +17,7 @@ from zbkernels.ops._dual_options import (
     OPTIONS_SCHEMA_TYPES,
     by_name,
     check_options,
+    in_order,
     library_kernel,
     same_tensor,
 )
@@ -243,11 +244,22 @@ define(
 )
 
 
+def _emulated_forward(x1: torch.Tensor, x2: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return _backend.emulated_function("dual_gram")(x1, x2, **by_name(rest))
+
+
+TRITON = _backend.triton_kernel("dual_gram", _backend.triton_function("dual_gram", "forward"))
 KERNELS = (
     library_kernel("cpu", "dual_gram"),
     library_kernel("cuda", "dual_gram"),
+    TRITON,
+    *_backend.emulated_kernels(_emulated_forward),
     _backend.reference_kernel(_reference_forward),
 )
+
+
+def _cuda_fallback(x1: torch.Tensor, x2: torch.Tensor, **options: Any) -> torch.Tensor:
+    return _backend.or_reference(TRITON, _reference_forward)(x1, x2, *in_order(options))
 
 
 def _arguments(x1: Any, x2: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -274,4 +286,4 @@ OP = Op(
     dtypes=kernels.DTYPES,
     opaque=OPAQUE,
 )
-register(OP, fake=fake, vmap=vmap_by_loop("dual_gram"), autograd=autograd)
+register(OP, fake=fake, vmap=vmap_by_loop("dual_gram"), autograd=autograd, cuda_fallback=_cuda_fallback)

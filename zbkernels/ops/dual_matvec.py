@@ -19,6 +19,7 @@ from zbkernels.ops._dual_options import (
     OPTIONS_SCHEMA_TYPES,
     by_name,
     check_options,
+    in_order,
     library_kernel,
     same_tensor,
 )
@@ -341,12 +342,25 @@ define(
 )
 
 
+def _emulated_forward(x1: torch.Tensor, x2: torch.Tensor, v: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return _backend.emulated_function("dual_matvec")(x1, x2, v, **by_name(rest))
+
+
 # Their ``can_run`` takes (x1, x2, p, *options), p being the width of v; ``run`` takes v itself.
+TRITON = _backend.triton_kernel("dual_matvec", _backend.triton_function("dual_matvec", "forward"))
 KERNELS = (
     library_kernel("cpu", "dual_matvec"),
     library_kernel("cuda", "dual_matvec"),
+    TRITON,
+    *_backend.emulated_kernels(_emulated_forward),
     _backend.reference_kernel(_reference_forward),
 )
+
+
+def _cuda_fallback(x1: torch.Tensor, x2: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    rest = in_order(options)
+    run = _reference_forward if TRITON.can_run(x1, x2, v.shape[1], *rest) else TRITON.run
+    return run(x1, x2, v, *rest)
 
 
 def _arguments(x1: Any, x2: Any, v: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -374,4 +388,4 @@ OP = Op(
     dtypes=kernels.DTYPES,
     opaque=OPAQUE,
 )
-register(OP, fake=fake, vmap=vmap_by_loop("dual_matvec"), autograd=autograd)
+register(OP, fake=fake, vmap=vmap_by_loop("dual_matvec"), autograd=autograd, cuda_fallback=_cuda_fallback)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +11,6 @@ import torch
 from zbkernels.infinite import activations
 from zbkernels.triton.config import Config, choose
 from zbkernels.triton.launch import INT32_MAX, cannot_run, ceil_div, power_of_two, start, wrong_dtype
-from zbkernels.triton.target import target_of
-from zbkernels.triton.tiles import Product, candidates, product_kind
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -111,7 +108,7 @@ def describe_rows(x: torch.Tensor, net: Network) -> Rows:
         *net.bits("slope2", "one", "both"),
         FORM=net.form,
         BLOCK_N=512 // block,
-        BLOCK_C=block,
+        BLOCK_I=block,
     )
     return rows
 
@@ -135,22 +132,26 @@ def strides(x1: torch.Tensor, x2: torch.Tensor) -> tuple[int, ...]:
     return (*_strides(x1), *_strides(x2))
 
 
+# What a form makes of each sum takes registers: more than 16 sums a thread would spill.
+_TILES = {
+    torch.float32: (
+        Config({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_C": 16}, 8, 3),
+        Config({"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_C": 16}, 16, 3),
+        Config({"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_C": 16}, 4, 3),
+        Config({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_C": 16}, 2, 3),
+    ),
+    torch.float64: (Config({"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_C": 16}, 4, 2),),
+}
+_FEW = 32  # rows, for which the last of these is the default
+
+
 def tile_config(op: str, x1: torch.Tensor, x2: torch.Tensor, net: Network) -> Config:
     """The tiles of one call."""
-    target = target_of(x1.device)
-    kind = product_kind(target, x1.dtype, False)
     (N, features), M = x1.shape, x2.shape[0]
-    if x1.dtype == torch.float64:
-        return Config({"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_C": 16}, 4, 2)
-
-    def all_candidates() -> Sequence[Config]:
-        # What a form makes of each sum takes some registers.
-        return candidates(
-            target, kind, x1.element_size(), Product(N, M, features), most_sums=32, few_rows=True
-        )
-
-    shape_class = f"{kind} I{features} form{net.form} N2^{N.bit_length()} M2^{M.bit_length()}"
-    return choose(op, x1.device, x1.dtype, shape_class, all_candidates)
+    found = _TILES[x1.dtype]
+    order = found if N > _FEW else found[::-1]
+    shape_class = f"I2^{features.bit_length()} N2^{N.bit_length()} M2^{M.bit_length()} form{net.form}"
+    return choose(op, x1.device, x1.dtype, shape_class, lambda: order)
 
 
 def _in_chunks(t: torch.Tensor) -> bool:

@@ -5,7 +5,8 @@
 // (ReLU), some 80 instructions: a tenth of d = 784 a layer.
 //
 // Ladder
-//   1  128 × 64 pairs a block (64 × 64 in float64), 8 × 4 a thread: 3 loads of 16 bytes from shared memory for
+//   1  128 × 64 pairs a block (64 × 64 in float64), 8 × 4 a thread: 3 loads of 16 bytes from shared memory
+//   for
 //      32 multiply-adds; of a batch with itself the upper tiles, each written twice. Emulated and compiled;
 //      not yet run on a card.
 #include "common/last_kernel.h"
@@ -58,8 +59,8 @@ void run(const cuda::Place& place, const Problem& p, const Tensor& x1, const Ten
   const Rows<T> a = rows_of(place, net, x1, memory1);
   const Rows<T> b = p.symmetric ? a : rows_of(place, net, x2, memory2);
   const int64_t items = cuda::pieces(p.N, Tile<T>::kRows) * cuda::pieces(p.M, Tile<T>::kColumns);
-  cuda::launch(place, "dual_gram tiles", gram_tiles<T>, items, kThreads, Tile<T>::shared_bytes(), net, a, b, p.d,
-               p.symmetric, cuda::write<T>(out));
+  cuda::launch(place, "dual_gram tiles", gram_tiles<T>, items, kThreads, Tile<T>::shared_bytes(), net, a, b,
+               p.d, p.symmetric, cuda::write<T>(out));
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // dual_matvec on a GPU: K(x1, x2) v, a tile of K at a time, which never leaves the block.
 //
-// Floor (operations): those of dual_gram (gram.cu), and N·M·p multiply-adds. Memory: what is known of the rows,
-// and a sum of each result for every part of the columns. There are parts only where there are too few rows to
-// fill the device, so at most about 4 blocks an SM in all.
+// Floor (operations): those of dual_gram (gram.cu), and N·M·p multiply-adds. Memory: what is known of the
+// rows, and a sum of each result for every part of the columns. There are parts only where there are too few
+// rows to fill the device, so at most about 4 blocks an SM in all.
 //
 // Ladder
 //   1  the tiles of gram.cu, each multiplied by its rows of v out of shared memory, one thread a result; sums
@@ -77,7 +77,8 @@ void run(const cuda::Place& place, const Problem& p, const Tensor& x1, const Ten
   RowMemory memory1, memory2;
   const Rows<T> a = rows_of(place, net, x1, memory1);
   const Rows<T> b = p.symmetric ? a : rows_of(place, net, x2, memory2);
-    const int64_t columns = p.p, high = cuda::pieces(p.N, Tile<T>::kRows), wide = cuda::pieces(p.M, Tile<T>::kColumns);
+  const int64_t columns = p.p, high = cuda::pieces(p.N, Tile<T>::kRows),
+                wide = cuda::pieces(p.M, Tile<T>::kColumns);
   const int64_t wanted = cuda::pieces(kBlocksOfAnSm * place.processors(), high);
   const int64_t part_tiles = cuda::pieces(wide, wanted < wide ? wanted : wide);
   const int64_t parts = cuda::pieces(wide, part_tiles);
@@ -93,8 +94,7 @@ void run(const cuda::Place& place, const Problem& p, const Tensor& x1, const Ten
 
 void matvec(const Problem& p, const Tensor& x1, const Tensor& x2, const Tensor& v, Tensor& out) {
   const cuda::Place place("dual_matvec", x1);
-  p.dtype == ScalarType::Float ? run<float>(place, p, x1, x2, v, out)
-                               : run<double>(place, p, x1, x2, v, out);
+  p.dtype == ScalarType::Float ? run<float>(place, p, x1, x2, v, out) : run<double>(place, p, x1, x2, v, out);
   note_kernel("dual_matvec tiles");
 }
 

@@ -106,8 +106,7 @@ ZB_DEVICE void multiply_step(const T* rows, const T* columns, Sums<T>& sums) {
   for (int d = 0; d < kDepth; ++d) {
     T a[kHalves][4], b[4];
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h)
-      load_four(a[h], rows + d * Tile<T>::kRowPitch + h * 64 + 4 * down());
+    for (int h = 0; h < kHalves; ++h) load_four(a[h], rows + d * Tile<T>::kRowPitch + h * 64 + 4 * down());
     load_four(b, columns + d * Tile<T>::kColumnPitch + 4 * across());
 #pragma unroll
     for (int i = 0; i < 4 * kHalves; ++i) {
@@ -183,8 +182,8 @@ ZB_DEVICE void kernel_tile(T* shared, const Network<T>& net, const Rows<T>& x1, 
     const T sum = value, squares = x1.squares[row];
     const bool equal =
         equal_rows(x1.hashes[row], x2.hashes[column], squares, x2.squares[column], sum, features);
-    value = kernel_value(net, equal ? squares : sum, x1.moments + row, x1.rows, x2.moments + column,
-                         x2.rows, equal);
+    value = kernel_value(net, equal ? squares : sum, x1.moments + row, x1.rows, x2.moments + column, x2.rows,
+                         equal);
   }
   __syncthreads();
 }

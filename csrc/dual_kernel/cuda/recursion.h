@@ -17,16 +17,16 @@ struct Network {
   Form form;
   bool tangent, first_only;
   int64_t depth;
-  T w2, b2, first_w2;        // squared scales of weights and biases; of the first layer's, over the features
-  T gain2;                   // of what goes into the form
-  T scale2, offset2;         // scale² D + offset²: no name has an offset and a mean that is not 0 without it
-  T slope2;                  // of the derivative: (scale gain)²
-  T odd2, even2;             // piecewise linear: slope·x = odd x + even |x|
-  T at_none, at_both;        // its derivative where one variance is 0, and where both are
+  T w2, b2, first_w2;  // squared scales of weights and biases; of the first layer's, over the features
+  T gain2;             // of what goes into the form
+  T scale2, offset2;   // scale² D + offset²: no name has an offset and a mean that is not 0 without it
+  T slope2;            // of the derivative: (scale gain)²
+  T odd2, even2;       // piecewise linear: slope·x = odd x + even |x|
+  T at_none, at_both;  // its derivative where one variance is 0, and where both are
 };
 
-// What the form needs of one input at one layer: the variance q going into it (with the gain), and of q, or of
-// 1 + t q where the form saturates, the square root; keep = 1/(1 + t q), lose = t q/(1 + t q).
+// What the form needs of one input at one layer: the variance q going into it (with the gain), and of q, or
+// of 1 + t q where the form saturates, the square root; keep = 1/(1 + t q), lose = t q/(1 + t q).
 template <class T>
 struct alignas(16) Moments {
   T q, root, keep, lose;
@@ -76,8 +76,8 @@ ZB_DEVICE T sine_squared(T q11, T q12, T q22) {
 }
 
 template <class T>
-ZB_DEVICE DualPair<T> piecewise_linear(const Network<T>& net, const Moments<T>& a, T q12,
-                                       const Moments<T>& b, T sin2) {
+ZB_DEVICE DualPair<T> piecewise_linear(const Network<T>& net, const Moments<T>& a, T q12, const Moments<T>& b,
+                                       T sin2) {
   const bool none = a.q <= 0 || b.q <= 0;
   if (none) return {q12 * 0, a.q <= 0 && b.q <= 0 ? net.at_both : net.at_none};  // NaN stays
   const T norms = cuda::multiply(a.root, b.root), sine = std::sqrt(sin2);

@@ -64,13 +64,13 @@ Rows<T> rows_of(const cuda::Place& place, const Network<T>& net, const Tensor& x
   memory.hashes = empty_on(x, {rows}, ScalarType::Long);
   memory.moments = empty_on(x, {net.depth, rows, 4}, x.scalar_type());
   const T* const data = cuda::read<T>(x);
-  const bool vectors = column_step == 1 && features % kVector == 0 && (rows == 1 || row_step % kVector == 0) &&
-                       reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  const bool vectors = column_step == 1 && features % kVector == 0 &&
+                       (rows == 1 || row_step % kVector == 0) && reinterpret_cast<uintptr_t>(data) % 16 == 0;
   T* const squares = cuda::write<T>(memory.squares);
   auto* const hashes = static_cast<uint64_t*>(memory.hashes.mutable_data_ptr());
   auto* const to = static_cast<Moments<T>*>(memory.moments.mutable_data_ptr());
-  cuda::launch(place, "dual_kernel rows", describe_rows<T>, cuda::pieces(rows, kThreads / 32), kThreads, 0, net,
-               data, rows, features, row_step, column_step, squares, hashes, to);
+  cuda::launch(place, "dual_kernel rows", describe_rows<T>, cuda::pieces(rows, kThreads / 32), kThreads, 0,
+               net, data, rows, features, row_step, column_step, squares, hashes, to);
   return {data, rows, row_step, column_step, vectors, squares, hashes, to};
 }
 

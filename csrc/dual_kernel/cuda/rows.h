@@ -25,8 +25,8 @@ struct RowMemory {
 template <class T>
 Rows<T> rows_of(const cuda::Place& place, const Network<T>& net, const Tensor& x, RowMemory& memory);
 
-// The hash tells unequal rows apart but for a chance of 2^-64 a pair; a pair that it takes for equal must have
-// the product that equal ones have, within what rounding can do. So a wrong guess changes no more than
+// The hash tells unequal rows apart but for a chance of 2^-64 a pair; a pair that it takes for equal must
+// have the product that equal ones have, within what rounding can do. So a wrong guess changes no more than
 // rounding may. NaN and infinity are equal to nothing.
 template <class T>
 ZB_DEVICE bool equal_rows(uint64_t hash1, uint64_t hash2, T squares1, T squares2, T sum, int64_t features) {

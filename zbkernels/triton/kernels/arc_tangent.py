@@ -14,17 +14,13 @@ QUARTER_PI = tl.constexpr(0.78539816339744830962)
 @triton.jit
 def divide(a, b):
     """a / b, rounded once: the operator's own is an approximation in float32."""
-    if a.dtype == tl.float64:
-        return a / b
-    return tl.div_rn(a, b)
+    return a / b if a.dtype == tl.float64 else tl.div_rn(a, b)
 
 
 @triton.jit
 def root(x):
     """The square root, rounded once."""
-    if x.dtype == tl.float64:
-        return tl.sqrt(x)
-    return tl.sqrt_rn(x)
+    return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)
 
 
 @triton.jit

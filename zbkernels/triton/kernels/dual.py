@@ -16,6 +16,8 @@ Ladder
 
 # Annotations of a jitted function are Triton's own, so mypy is asked for none here.
 # mypy: disable-error-code="no-untyped-def"
+# Nor does Triton know `in`.
+# ruff: noqa: SIM109
 
 import triton
 import triton.language as tl
@@ -131,7 +133,7 @@ def describe_rows_kernel(
     even2,
     FORM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    BLOCK_I: tl.constexpr,
 ):
     """The pass before the tiles: of each input its sum of squares, a hash, and its moments at every layer.
 
@@ -141,10 +143,10 @@ def describe_rows_kernel(
     BITS: tl.constexpr = tl.uint64 if x.dtype.element_ty == tl.float64 else tl.uint32
     n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < N
-    sums = tl.zeros((BLOCK_N, BLOCK_C), T)
-    mixed = tl.zeros((BLOCK_N, BLOCK_C), tl.uint64)
-    for first in range(0, I, BLOCK_C):
-        i = first + tl.arange(0, BLOCK_C).to(tl.int64)
+    sums = tl.zeros((BLOCK_N, BLOCK_I), T)
+    mixed = tl.zeros((BLOCK_N, BLOCK_I), tl.uint64)
+    for first in range(0, I, BLOCK_I):
+        i = first + tl.arange(0, BLOCK_I).to(tl.int64)
         inside = live[:, None] & (i < I)[None, :]
         value = tl.load(x + (n * x_n)[:, None] + (i * x_i)[None, :], mask=inside, other=0.0)
         sums = tl.fma(value, value, sums)
