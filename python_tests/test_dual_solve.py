@@ -14,6 +14,7 @@ from torch import Tensor
 import zbkernels as zb
 from zbkernels.infinite import kernel_matrix, ntk
 from zbkernels.infinite.conjugate_gradients import conjugate_gradients
+from zbkernels.infinite.fully_connected import FullyConnected
 from zbkernels.infinite.kernel_matrix import KernelMatrix
 from zbkernels.infinite.preconditioner import nystrom
 from zbkernels.infinite.solve import ConvergenceError
@@ -193,7 +194,7 @@ def test_a_tolerance_out_of_reach_says_what_was_reached(way: str) -> None:
 
 def test_the_preconditioner_saves_iterations() -> None:
     x, y = draw(600, 40), draw(600, 3, seed=1)
-    matrix = KernelMatrix(x, 0.0, {"kernel": "ntk", "depth": 1})
+    matrix = KernelMatrix(x, 0.0, FullyConnected(), "ntk")
     K = matrix.dense()
     plain = conjugate_gradients(lambda v: K @ v, y, tol=1e-8)
     better = conjugate_gradients(lambda v: K @ v, y, precondition=nystrom(matrix), tol=1e-8)
@@ -204,7 +205,7 @@ def test_the_preconditioner_saves_iterations() -> None:
 
 def test_the_preconditioner_is_symmetric_positive_and_near_the_matrix() -> None:
     x = draw(200, 5)
-    matrix = KernelMatrix(x, 0.3, {"kernel": "nngp", "depth": 2})
+    matrix = KernelMatrix(x, 0.3, FullyConnected(depth=2), "nngp")
     inverse = nystrom(matrix, 50)(torch.eye(200, dtype=x.dtype))
     torch.testing.assert_close(inverse, inverse.mT)
     spectrum = torch.linalg.eigvals(inverse @ matrix.dense()).real

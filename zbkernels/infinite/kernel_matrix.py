@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from torch import Tensor
 
-from zbkernels.infinite.diagonal import diagonal
+from zbkernels.infinite.fully_connected import FullyConnected
 
 DENSE_LIMIT = 4096
 """Up to so many inputs the matrix is formed and factored, in float64.
@@ -20,7 +19,7 @@ beyond, what is kept grows with n alone.
 
 @dataclasses.dataclass(frozen=True)
 class KernelMatrix:
-    """K(x, x) + shift I of a network; ``options`` are those of :func:`zbkernels.dual_gram`.
+    """K(x, x) + shift I for the kernel "nngp" or "ntk" (``kind``) of a network.
 
     ``x``: [N, d], float32 or float64. Products and columns are computed in the dtype that is asked for, so that a
     residual can be exact to float64 where the steps towards it are taken in float32.
@@ -28,34 +27,29 @@ class KernelMatrix:
 
     x: Tensor
     shift: float
-    options: dict[str, Any]
+    network: FullyConnected
+    kind: str
 
     def __len__(self) -> int:
         return len(self.x)
 
     def product(self, v: Tensor) -> Tensor:
         """(K + shift I) v, [N, p] of v [N, p], without the matrix; in v's dtype."""
-        from zbkernels.ops.dual_matvec import dual_matvec
-
         x = self.x.to(v.dtype)
-        product = dual_matvec(x, x, v, **self.options)
+        product = self.network.matvec(x, x, v, self.kind)
         return product.add_(v, alpha=self.shift) if self.shift else product
 
     def columns(self, chosen: Tensor) -> Tensor:
         """[N, k], of x's dtype: the columns of K (without the shift) at ``chosen`` [k] int64."""
-        from zbkernels.ops.dual_gram import dual_gram
-
-        return dual_gram(self.x, self.x[chosen], **self.options)
+        return self.network(self.x, self.x[chosen], self.kind)
 
     def diagonal(self) -> Tensor:
         """[N], of x's dtype: that of K, without the shift."""
-        return diagonal(self.x, **self.options)
+        return self.network.diagonal(self.x, self.kind)
 
     def dense(self) -> Tensor:
         """[N, N] float64: K + shift I."""
-        from zbkernels.ops.dual_gram import dual_gram
-
         x = self.x.double()
-        K = dual_gram(x, x, **self.options)
+        K = self.network(x, x, self.kind)
         K.diagonal().add_(self.shift)
         return K

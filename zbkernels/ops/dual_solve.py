@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from zbkernels.infinite import kernel_matrix, kernels
+from zbkernels.infinite.fully_connected import FullyConnected
 from zbkernels.infinite.kernel_matrix import KernelMatrix
 from zbkernels.infinite.solve import solve
 from zbkernels.ops import _backend
@@ -89,7 +90,8 @@ def reference(
     if transforms_active(x, y):
         return _dense(x, y, rest, shift)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        found = solve("dual_solve", KernelMatrix(x.detach(), shift, by_name(rest)), y.detach(), tol)
+        network = FullyConnected(activation, depth, w_std, b_std, train)
+        found = solve("dual_solve", KernelMatrix(x.detach(), shift, network, kernel), y.detach(), tol)
         return y.new_empty(y.shape).copy_(found)
 
 
