@@ -37,7 +37,7 @@ class _NTKEstimator(BaseEstimator):
         w_std: float = math.sqrt(2),
         b_std: float = 0.0,
         train: str = "all",
-        alpha: float = 1e-10,
+        diag_reg: float = 1e-6,
         time: float | None = None,
         normalize: bool = False,
         tol: float = 1e-6,
@@ -49,7 +49,7 @@ class _NTKEstimator(BaseEstimator):
         self.w_std = w_std
         self.b_std = b_std
         self.train = train
-        self.alpha = alpha
+        self.diag_reg = diag_reg
         self.time = time
         self.normalize = normalize
         self.tol = tol
@@ -67,8 +67,11 @@ class _NTKEstimator(BaseEstimator):
         network = FullyConnected(self.activation, self.depth, self.w_std, self.b_std, self.train)
         x = self._inputs(X)
         targets = torch.from_numpy(np.ascontiguousarray(y)).to(x)
+        if not self.diag_reg >= 0:
+            raise ValueError(f"{type(self).__name__}: expected diag_reg >= 0, got {self.diag_reg!r}")
+        shift = self.diag_reg * float(network.diagonal(x.double(), self.kernel).mean())
         self.ensemble_ = gradient_descent_mse_ensemble(
-            network, x, targets, reduction="sum", shift=self.alpha, tol=self.tol
+            network, x, targets, reduction="sum", shift=shift, tol=self.tol
         )
         self.ensemble_(self.time, x[:1], self.kernel)  # solves for the weights, and keeps them
 
@@ -86,8 +89,8 @@ _PARAMETERS = """
     Parameters:
         kernel: "ntk", all layers train (or what ``train`` says); "nngp", the read-out alone (a Gaussian process).
         activation, depth, w_std, b_std, train: the network, as in :func:`zbkernels.infinite.ntk`.
-        alpha: added to the kernel matrix' diagonal; for "nngp" the variance of the targets' noise. The default is that of
-            GaussianProcessRegressor, for data with equal rows.
+        diag_reg: added to the kernel matrix' diagonal, as a part of that diagonal's mean; for "nngp" so much noise in
+            the targets. More than 0 for data with equal rows.
         time: of gradient flow on sum((y - f)²)/2, >= 0; None trains to the end.
         normalize: scale each input to the norm sqrt(d), d the number of features (a row of zeros stays).
         tol: relative residual where there are more than 4096 inputs, which are solved for without the matrix.
@@ -115,7 +118,7 @@ class NTKRegressor(RegressorMixin, _NTKEstimator):
 
         Raises:
             ValueError, TypeError: what scikit-learn or the network refuses.
-            ConvergenceError: the kernel matrix is singular (equal inputs need ``alpha`` > 0), or ``tol`` not reached.
+            ConvergenceError: the kernel matrix is singular (equal inputs need ``diag_reg`` > 0), or ``tol`` not reached.
         """
         X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), multi_output=True, y_numeric=True)
         self._fit(X, np.asarray(y, dtype=X.dtype))

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from zbkernels.infinite import kernels
 from zbkernels.infinite.fully_connected import FullyConnected, check_kind
-from zbkernels.infinite.gradient_flow import GradientFlow
+from zbkernels.infinite.kernel_flow import KernelFlow
 from zbkernels.infinite.kernel_matrix import KernelMatrix
 from zbkernels.infinite.lanczos import largest_eigenvalue
 
@@ -55,7 +55,7 @@ class Ensemble:
     ) -> None:
         self.name, self.network, self.x, self.y = name, network, x, y
         self.rate, self.shift, self.tol = rate, shift, tol
-        self._flows: dict[str, GradientFlow] = {}
+        self._flows: dict[str, KernelFlow] = {}
         self._weights: dict[tuple[str, float], Tensor] = {}
 
     def __call__(
@@ -110,10 +110,10 @@ class Ensemble:
             raise ValueError(f"{self.name}: expected t to be a number >= 0 or None (infinity), got {t!r}")
         return t * self.rate
 
-    def _flow(self, get: str) -> GradientFlow:
+    def _flow(self, get: str) -> KernelFlow:
         if get not in self._flows:
             matrix = KernelMatrix(self.x, self.shift, self.network, get)
-            self._flows[get] = GradientFlow(self.name, matrix, self.tol)
+            self._flows[get] = KernelFlow(self.name, matrix, self.tol)
         return self._flows[get]
 
     def _mean(self, z: Tensor, time: float, get: str) -> Tensor:

@@ -18,7 +18,7 @@ from zbkernels.infinite.lanczos import MAX_PRODUCTS, decay, flow
 from zbkernels.infinite.solve import ConvergenceError, factor, solve
 
 
-class GradientFlow:
+class KernelFlow:
     """c(t) for any targets and times; what a small matrix is factored into is kept.
 
     Up to ``DENSE_LIMIT`` inputs by Cholesky (t infinite) or by eigenvectors (finite), in float64; beyond, by conjugate
