@@ -29,10 +29,12 @@ using Pair = std::array<int64_t, 2>;
 
 // A `str` argument of a schema. Reading it as std::string leaks about 48 bytes a call with the headers of
 // torch 2.11 to 2.13, so the words that our schemas take (all short) are copied into place here.
-struct Word {
-  char text[24] = {};
+template <size_t size>
+struct Text {
+  char text[size] = {};
   bool operator==(const char* other) const { return std::strcmp(text, other) == 0; }
 };
+using Word = Text<24>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t words_for(int64_t bits) { return ceil_div(bits, 64); }
@@ -103,14 +105,14 @@ inline Tensor empty_on(const Tensor& like, const Ints& sizes, ScalarType dtype, 
 }  // namespace zb
 
 HIDDEN_NAMESPACE_BEGIN(torch, stable, detail)
-template <>
-struct ToImpl<zb::Word> {
-  static zb::Word call(StableIValue value, [[maybe_unused]] uint64_t version,
-                       [[maybe_unused]] bool is_internal) {
+template <size_t size>
+struct ToImpl<zb::Text<size>> {
+  static zb::Text<size> call(StableIValue value, [[maybe_unused]] uint64_t version,
+                             [[maybe_unused]] bool is_internal) {
     auto handle = torch::stable::detail::to<StringHandle>(value);
     size_t length = 0;
     const char* data = nullptr;
-    zb::Word word;
+    zb::Text<size> word;
     ZB_TORCH_CALL(torch_string_length(handle, &length));
     ZB_TORCH_CALL(torch_string_c_str(handle, &data));
     // A word that does not fit, or with a zero inside, is none of ours: kept as one that no name is equal to.

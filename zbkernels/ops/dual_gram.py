@@ -13,9 +13,14 @@ import torch
 
 from zbkernels.infinite import kernels
 from zbkernels.ops import _backend
-from zbkernels.ops._dual_options import OPTIONS_SCHEMA_TYPES, by_name, check_options, same_tensor
+from zbkernels.ops._dual_options import (
+    OPTIONS_SCHEMA_TYPES,
+    by_name,
+    check_options,
+    library_kernel,
+    same_tensor,
+)
 from zbkernels.ops._op import (
-    Kernel,
     Op,
     Sample,
     below_autograd,
@@ -230,16 +235,17 @@ def _reference_forward(x1: torch.Tensor, x2: torch.Tensor, *rest: Any) -> torch.
     return reference(x1, x2, **by_name(rest))
 
 
-def none_on(device: str, op: str) -> Kernel:
-    return Kernel(
-        device, lambda *args, **kwargs: f"{op} has no kernel there; its reference runs on any device"
-    )
+# What compiled kernels call for an activation that they have no form of.
+define(
+    f"_dual_gram_reference(Tensor x1, Tensor x2, {OPTIONS_SCHEMA_TYPES}) -> Tensor",
+    _reference_forward,
+    lambda x1, x2, *rest: fake(x1, x2, **by_name(rest)),
+)
 
 
 KERNELS = (
-    none_on("cpu", "dual_gram"),
-    none_on("cuda", "dual_gram"),
-    none_on("triton", "dual_gram"),
+    library_kernel("cpu", "dual_gram"),
+    library_kernel("cuda", "dual_gram"),
     _backend.reference_kernel(_reference_forward),
 )
 

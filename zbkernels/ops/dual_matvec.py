@@ -15,7 +15,13 @@ import torch
 
 from zbkernels.infinite import gram, kernels
 from zbkernels.ops import _backend
-from zbkernels.ops._dual_options import OPTIONS_SCHEMA_TYPES, by_name, check_options, same_tensor
+from zbkernels.ops._dual_options import (
+    OPTIONS_SCHEMA_TYPES,
+    by_name,
+    check_options,
+    library_kernel,
+    same_tensor,
+)
 from zbkernels.ops._op import (
     Op,
     Sample,
@@ -28,7 +34,6 @@ from zbkernels.ops._op import (
     vmap_by_loop,
 )
 from zbkernels.ops._opaque import opaque_kernels
-from zbkernels.ops.dual_gram import none_on
 from zbkernels.ops.dual_gram import samples as gram_samples
 
 SCHEMA = (
@@ -328,11 +333,18 @@ def _reference_forward(x1: torch.Tensor, x2: torch.Tensor, v: torch.Tensor, *res
     return reference(x1, x2, v, **by_name(rest))
 
 
+# What compiled kernels call for an activation that they have no form of.
+define(
+    f"_dual_matvec_reference(Tensor x1, Tensor x2, Tensor v, {OPTIONS_SCHEMA_TYPES}) -> Tensor",
+    _reference_forward,
+    lambda x1, x2, v, *rest: fake(x1, x2, v, **by_name(rest)),
+)
+
+
 # Their ``can_run`` takes (x1, x2, p, *options), p being the width of v; ``run`` takes v itself.
 KERNELS = (
-    none_on("cpu", "dual_matvec"),
-    none_on("cuda", "dual_matvec"),
-    none_on("triton", "dual_matvec"),
+    library_kernel("cpu", "dual_matvec"),
+    library_kernel("cuda", "dual_matvec"),
     _backend.reference_kernel(_reference_forward),
 )
 
