@@ -8,7 +8,9 @@ are ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,13 +33,16 @@ from zbkernels.experiments.units import work_unit
 
 NORMAL, LINEARIZED, DOWNSCALED = "normal", "linearized", "downscaled"
 VARIANTS = (NORMAL, LINEARIZED, DOWNSCALED)
+IN_PIXELS = "downscaled, in pixels"  # DOWNSCALED once more, without the change of basis: for its rounding
 FIGURES = {  # the kinds that each figure shows
     "erf:2": (NORMAL, LINEARIZED),
     "relu": VARIANTS,
 }
 LEARNING_RATE = 0.01
 EPSILON = 1e-3  # the targets of Figure 3 are scaled down by
-_ROWS = 16_384  # hidden units of the networks that are trained at a time, as long as there are several of these
+_ROWS = (
+    16_384  # hidden units of the networks that are trained at a time, as long as there are several of these
+)
 
 
 @dataclass(frozen=True)
@@ -46,31 +51,71 @@ class Plan:
 
     Attributes:
         per_class: images of each class, for training and for testing.
-        widths: m.
+        widths: m. The linearised networks need no training, by equation 12.
+        trained: widths of the networks that are trained.
         exponents: of 10, the scales of the targets.
-        seeds_of: only so many seeds of the widths named.
+        in_pixels: width and number of scales, from the smallest, of what is trained in pixels too.
+        seeds_of: only so many seeds of networks that are trained, by width.
     """
 
     per_class: int
     widths: tuple[int, ...]
+    trained: tuple[int, ...]
     exponents: tuple[int, ...]
+    in_pixels: tuple[int, int]
     steps: int = 10_000
     seeds_of: tuple[tuple[int, int], ...] = ()
 
-    def seeds(self, width: int, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        return seeds[: dict(self.seeds_of).get(width)]
+    def units(self, variants: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[Unit]:
+        """In the order in which they are worked on."""
+        scales = [10.0**exponent for exponent in self.exponents]
+        for width in self.widths:
+            for activation, kinds in FIGURES.items():
+                for kind in (kind for kind in kinds if kind in variants):
+                    if kind == LINEARIZED:
+                        yield from (Unit(activation, kind, width, seed, scales) for seed in seeds)
+                    elif width in self.trained:
+                        for seed in seeds[: dict(self.seeds_of).get(width)]:
+                            for part in [scales] if width * len(scales) <= _ROWS else [[s] for s in scales]:
+                                yield Unit(activation, kind, width, seed, part)
+        if DOWNSCALED in variants:
+            width, first = self.in_pixels
+            yield from (Unit("relu", IN_PIXELS, width, seed, scales[:first]) for seed in seeds)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Networks of the same initial weights that are trained as one, one for each scale."""
+
+    activation: str
+    kind: str
+    width: int
+    seed: int
+    scales: list[float]
+
+    def __str__(self) -> str:
+        return f"{self.activation} {self.kind}, width {self.width}, seed {self.seed}"
+
+    def folder(self, whole: bool) -> str:
+        kind = "pixels" if self.kind == IN_PIXELS else self.kind
+        name = f"{self.activation.replace(':', '')}-{kind}-{self.width}-seed{self.seed}"
+        return name if whole else f"{name}-{self.scales[0]:.0e}"
+
+    def batches(self, steps: int) -> int:
+        """What progress counts."""
+        return 1 if self.kind == LINEARIZED else -(-steps // REPORT_EVERY)
 
 
 ALL_WIDTHS, ALL_EXPONENTS = (100, 300, 1_000, 3_000, 10_000, 30_000), tuple(range(-4, 5))
 PLANS = {
-    "smoke": Plan(10, (30, 100), (-3, 0, 3), steps=400),
-    "quick": Plan(50, (100, 300), (-4, -2, 0, 2, 4)),
-    "reduced": Plan(50, ALL_WIDTHS[:4], ALL_EXPONENTS[::2], seeds_of=((3_000, 1),)),
-    "paper": Plan(50, ALL_WIDTHS, ALL_EXPONENTS),
+    "smoke": Plan(10, (30, 100), (30, 100), (-3, 0, 3), (30, 1), steps=400),
+    "quick": Plan(50, ALL_WIDTHS, (100, 300), ALL_EXPONENTS[::2], (100, 1)),
+    "reduced": Plan(50, ALL_WIDTHS, ALL_WIDTHS[:4], ALL_EXPONENTS[::2], (300, 2), seeds_of=((3_000, 1),)),
+    "paper": Plan(50, ALL_WIDTHS, ALL_WIDTHS, ALL_EXPONENTS, (300, 4)),
 }
 
 
-def zeros_and_ones(images: Tensor, labels: Tensor, per_class: int) -> Task:
+def zeros_and_ones(images: Tensor, labels: Tensor, per_class: int, *, pixels: bool = False) -> Task:
     """The first ``per_class`` zeros and ones train, the next ``per_class`` of each test; targets 0 and 1.
 
     Raises:
@@ -79,48 +124,52 @@ def zeros_and_ones(images: Tensor, labels: Tensor, per_class: int) -> Task:
     of = [(labels == digit).nonzero()[: 2 * per_class, 0] for digit in (0, 1)]
     if min(len(found) for found in of) < 2 * per_class:
         raise DataError(f"ldnet-error: expected {2 * per_class} images of a 0 and of a 1, got fewer")
-    pixels = images.flatten(1)
-    train = torch.cat([pixels[found[:per_class]] for found in of])
-    test = torch.cat([pixels[found[per_class:]] for found in of])
-    return make_task(train, test, torch.arange(2).repeat_interleave(per_class))
+    x = images.flatten(1)
+    train = torch.cat([x[found[:per_class]] for found in of])
+    test = torch.cat([x[found[per_class:]] for found in of])
+    return make_task(train, test, torch.arange(2).repeat_interleave(per_class), pixels=pixels)
 
 
 def run(context: RunContext) -> dict[str, Any]:
     """Train what the figures show, and return the metrics."""
     settings, plan = context.settings, PLANS[context.settings.preset]
     data = image_sets.load(context.preset.data, context.data_root)
-    task = zeros_and_ones(data.train.images, data.train.labels, plan.per_class)
-    checksum = f"{data.train.checksum():08x}"
-    scales = [10.0**exponent for exponent in plan.exponents]
-    wanted = [
-        (activation, kind, width, seed, part)
-        for width in plan.widths
-        for activation, kinds in FIGURES.items()
-        for kind in kinds
-        if kind in settings.variants
-        for seed in plan.seeds(width, settings.seeds)
-        for part in (_parts(scales, width) if kind != LINEARIZED else [scales])
-    ]
-    for _, kind, *_ in wanted:
-        context.progress.expect(-(-plan.steps // REPORT_EVERY) if kind != LINEARIZED else 1)
+    progress, checksum = context.progress, f"{data.train.checksum():08x}"
+    task, in_pixels = (
+        zeros_and_ones(data.train.images, data.train.labels, plan.per_class, pixels=pixels)
+        for pixels in (False, True)
+    )
+    wanted = list(plan.units(settings.variants, settings.seeds))
+    progress.expect(sum(unit.batches(plan.steps) for unit in wanted))
     units = []
-    for activation, kind, width, seed, part in wanted:
-        about = {"activation": activation, "kind": kind, "width": width, "seed": seed, "scales": part}
-        known = {**about, "steps": plan.steps, "lr": LEARNING_RATE, "per_class": plan.per_class}
+    for unit in wanted:
+        left = unit.batches(plan.steps)
+
+        def done(batches: int = 1) -> None:
+            nonlocal left
+            for _ in range(min(batches, left)):
+                left -= 1
+                progress.batch_done()
+
+        known = {**asdict(unit), "steps": plan.steps, "lr": LEARNING_RATE, "per_class": plan.per_class}
         known |= {"data": {"title": data.title, "crc32": checksum}, "device": context.device.type}
-        named = f"{activation.replace(':', '')} {kind}, width {width}, seed {seed}"
-        scale_names = f"-1e{plan.exponents[scales.index(part[0])]}" if len(part) < len(scales) else ""
-        context.progress.describe(named)
-        done = _Done(context, -(-plan.steps // REPORT_EVERY) if kind != LINEARIZED else 1)
+        progress.describe(str(unit))
         result = work_unit(
             context,
-            f"{activation.replace(':', '')}-{kind}-{width}-seed{seed}{scale_names}",
+            unit.folder(whole=len(unit.scales) == len(plan.exponents) or unit.kind == IN_PIXELS),
             known,
-            lambda about=about, done=done: _measure(context, task, plan.steps, done, **about),  # type: ignore[misc]
+            partial(
+                _measure,
+                unit,
+                in_pixels if unit.kind == IN_PIXELS else task,
+                plan.steps,
+                context.device,
+                done,
+            ),
         )
-        done.all()
-        context.progress.epoch_done(f"{named}{scale_names}: done")
-        units.append({**about, **result})
+        done(left)  # of a unit that an earlier run has finished
+        progress.epoch_done(f"{unit}: done")
+        units.append({**asdict(unit), **result})
     return {
         "experiment": "ldnet-error",
         "preset": settings.preset,
@@ -130,87 +179,56 @@ def run(context: RunContext) -> dict[str, Any]:
         "steps": plan.steps,
         "lr": LEARNING_RATE,
         "epsilon": EPSILON,
-        "scales": scales,
+        "scales": [10.0**exponent for exponent in plan.exponents],
         "widths": list(plan.widths),
+        "trained": list(plan.trained),
         "infinite": {activation: _limit(task, activation, plan.steps) for activation in FIGURES},
         "units": units,
     }
 
 
-class _Done:
-    """Counts a unit's progress, whether it is worked on or found finished."""
-
-    def __init__(self, context: RunContext, batches: int) -> None:
-        self._progress, self._left = context.progress, batches
-
-    def step(self) -> None:
-        if self._left:
-            self._left -= 1
-            self._progress.batch_done()
-
-    def all(self) -> None:
-        while self._left:
-            self.step()
-
-
-def _parts(scales: list[float], width: int) -> list[list[float]]:
-    """The scales whose networks are trained as one: as many as there is room for, or each alone."""
-    return [scales] if width * len(scales) <= _ROWS else [[scale] for scale in scales]
-
-
 def _measure(
-    context: RunContext,
-    task: Task,
-    steps: int,
-    done: _Done,
-    *,
-    activation: str,
-    kind: str,
-    width: int,
-    seed: int,
-    scales: list[float],
+    unit: Unit, task: Task, steps: int, device: torch.device, done: Callable[[], None]
 ) -> dict[str, Any]:
-    """The errors of one unit, a number for each scale."""
-    weights = draw(width, task, seed, context.device)
-    limit = infinite(task, activation).predict(task.y, None, LEARNING_RATE)
-    scale = torch.tensor(scales, dtype=torch.float64)
-    y = scale[:, None] * task.y
-    size = y.norm(dim=1)
+    """A unit's numbers, one for each scale; None where a network has run away."""
+    weights = draw(unit.width, task, unit.seed, device)
+    limit = infinite(task, unit.activation)
+    end = limit.predict(task.y, None, LEARNING_RATE)
+    scale = torch.tensor(unit.scales, dtype=torch.float64)[:, None]
+    size = scale[:, 0] * task.y.norm()
 
-    def error(predictions: Tensor) -> list[float | None]:
-        found = (predictions - scale[:, None] * limit).norm(dim=1) / size
-        return [value if value < float("inf") else None for value in found.tolist()]
+    def per_target(gap: Tensor) -> list[float | None]:
+        return [value if value < float("inf") else None for value in (gap.norm(dim=1) / size).tolist()]
 
-    if kind == LINEARIZED:
-        learner = linearized(weights, task, activation)
-        closed = learner.predict(task.y, steps, LEARNING_RATE)
-        stepped = learner.descend(y.mT, steps, LEARNING_RATE, torch.float32).mT
-        done.step()
-        return {"error": error(scale[:, None] * closed), "stepped": error(stepped)}
-    down = EPSILON if kind == DOWNSCALED else 1.0
+    own = linearized(weights, task, unit.activation)
+    expansion = own.predict(task.y, steps, LEARNING_RATE)
+    if unit.kind == LINEARIZED:
+        stepped = own.descend(task.y[:, None] * scale.T, steps, LEARNING_RATE, torch.float32).T
+        done()
+        return {"error": per_target(scale * (expansion - end)), "stepped": per_target(stepped - scale * end)}
+    down = 1.0 if unit.kind == NORMAL else EPSILON
     trained = train(
         weights,
         task,
-        activation,
-        down * y,
+        unit.activation,
+        down * scale * task.y,
         steps,
         LEARNING_RATE,
-        difference=kind == DOWNSCALED,
-        on_steps=lambda _: done.step(),
+        difference=unit.kind != NORMAL,
+        on_steps=lambda _: done(),
     )
     result: dict[str, Any] = {
-        "error": error(trained.test / down),
-        "exact": error(trained.exact / down),
-        "fit": [
-            value if value < float("inf") else None
-            for value in ((trained.train / down - y).norm(dim=1) / size).tolist()
-        ],
+        "error": per_target(trained.test / down - scale * end),
+        "exact": per_target(trained.exact / down - scale * end),
+        "fit": per_target(trained.train / down - scale * task.y),
         "largest": float(trained.test.nan_to_num().abs().max()),
     }
-    if kind == NORMAL:
+    if unit.kind == NORMAL:
         # What equation 16 says the initial output leaves in the predictions, with the limit's kernel.
-        left = trained.start[0] - infinite(task, activation).predict(trained.start[1], steps, LEARNING_RATE)
-        result["initial"] = (left.norm() / size).tolist()
+        left = trained.start[0] - limit.predict(trained.start[1], steps, LEARNING_RATE)
+        result["initial"] = per_target(left.expand(len(scale), -1))
+    else:
+        result["apart"] = per_target(trained.test / down - scale * expansion)
     return result
 
 
@@ -233,9 +251,15 @@ EXPERIMENT = Experiment(
     source="Linearized Difference Networks as Approximate Kernel Methods, Section 8, Figures 1, 2 and 3",
     presets={
         "smoke": Preset("seconds: scikit-learn's digits, widths to 100, 400 steps", "digits", 0, 1, (0,)),
-        "quick": Preset("a minute or two: MNIST, widths 100 and 300, five scales, one seed", "mnist", 0, 1, (0,)),
+        "quick": Preset(
+            "a minute or two: MNIST, widths 100 and 300, five scales, one seed", "mnist", 0, 1, (0,)
+        ),
         "reduced": Preset(
-            "half an hour of a core: widths to 3,000, five scales, three seeds (one of 3,000)", "mnist", 0, 1, (0, 1, 2)
+            "half an hour of a core: widths to 3,000, five scales, three seeds (one of 3,000)",
+            "mnist",
+            0,
+            1,
+            (0, 1, 2),
         ),
         "paper": Preset(
             "hours of a core: widths to 30,000, nine scales, three seeds", "mnist", 0, 1, (0, 1, 2)

@@ -1,1 +1,2 @@
-def table(m): return "x"
+def table(m):
+    return "x"

@@ -1,4 +1,4 @@
-"""The thesis' network (equations 1 to 3), u(x) = σ(x Wᵀ) a with W ~ N(0, 1) and a = ±1/√m: only W is trained.
+"""The thesis' network (equations 1 to 3), u(x) = s(x Wᵀ) a with W ~ N(0, 1) and a = ±1/√m: only W is trained.
 
 What the infinite one predicts, what the linearised one predicts, and plain gradient descent for the others, many
 networks at a time. Gradients of W lie in the span of the training inputs, and W is as normal in any orthonormal basis:
@@ -34,10 +34,12 @@ class Task:
     y: Tensor
 
 
-def make_task(train: Tensor, test: Tensor, y: Tensor) -> Task:
-    """From inputs [n, d] and [n_test, d] of any norm but 0."""
+def make_task(train: Tensor, test: Tensor, y: Tensor, *, pixels: bool = False) -> Task:
+    """From inputs [n, d] and [n_test, d] of any norm but 0; ``pixels``: in the basis they come in."""
     x = torch.cat([train, test]).double()
     x = x / x.norm(dim=1, keepdim=True)
+    if pixels:
+        return Task(x[: len(train)], x[len(train) :], x.shape[1], y.double())
     basis = torch.linalg.qr(x.mT).Q  # its first columns come from the first rows
     coordinates = x @ basis
     trained = min(len(train), basis.shape[1])
@@ -60,9 +62,9 @@ class Learner:
         """Predictions [n_test, …] after training on y [n, …]."""
         values, vectors = torch.linalg.eigh(self.on_train)
         done = torch.ones_like(values) if steps is None else -torch.expm1(steps * torch.log1p(-lr * values))
-        return self.on_test @ (vectors @ ((done / values)[:, None] * (vectors.mT @ y.reshape(len(y), -1)))).reshape(
-            y.shape
-        )
+        return self.on_test @ (
+            vectors @ ((done / values)[:, None] * (vectors.mT @ y.reshape(len(y), -1)))
+        ).reshape(y.shape)
 
     def descend(self, y: Tensor, steps: int, lr: float, dtype: torch.dtype) -> Tensor:
         """The same, step by step in ``dtype``: parameters Δθ = Φᵀ c move by lr·Φᵀ(y - H c), Φ being the features."""
@@ -103,12 +105,14 @@ def linearized(weights: Weights, task: Task, activation: str) -> Learner:
     W, device = weights.W.double(), weights.W.device
     train, test = task.train.to(device), task.test.to(device)
     slopes = [act.derivative(x @ W.mT) * weights.a.double() for x in (train, test)]
-    kernels = [(slope @ slopes[0].mT) * (x @ train.mT) for slope, x in zip(slopes, (train, test), strict=True)]
+    kernels = [
+        (slope @ slopes[0].mT) * (x @ train.mT) for slope, x in zip(slopes, (train, test), strict=True)
+    ]
     return Learner(*(kernel.cpu() for kernel in kernels))
 
 
 def _relu(z: Tensor, slope: Tensor | None) -> Tensor:
-    """σ(z) in z's place, and σ'(z) into ``slope``."""
+    """s(z) in z's place, and s'(z) into ``slope``."""
     torch.relu_(z)
     if slope is not None:
         torch.sign(z, out=slope)
@@ -172,7 +176,7 @@ def train(
     z, slope = W.new_empty(B * m, len(X)), W.new_empty(B * m, len(X))
 
     def predict() -> Tensor:
-        """[B, n]; leaves σ'(z) in ``slope``."""
+        """[B, n]; leaves s'(z) in ``slope``."""
         torch.mm(W, Xt, out=z)
         return torch.bmm(a_row, act(z, slope).view(B, m, -1))[:, 0]
 
