@@ -1,7 +1,8 @@
-"""Infinitely wide networks: dual activations, kernels of fully connected networks, and predictions.
+"""Infinitely wide networks: dual activations, kernels of fully connected networks, predictions, finite networks near them.
 
 ``FullyConnected`` is a network as its two kernels (NNGP and NTK); ``predict`` trains infinite ensembles of it in closed
 form; ``NTKRegressor`` and ``NTKClassifier`` are the same as estimators for scikit-learn, where that is installed.
+``DifferenceNet`` and ``LinearizedNet`` bring finite networks, of any module, near that limit.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from zbkernels.infinite import dual, predict
 from zbkernels.infinite.activations import Activation, from_callable
+from zbkernels.infinite.difference import DifferenceNet
 from zbkernels.infinite.dual_expectation import ToleranceError
 from zbkernels.infinite.fully_connected import FullyConnected
+from zbkernels.infinite.gradient_flow import GradientFlow, features, gradient_flow
 from zbkernels.infinite.kernels import nngp, ntk
+from zbkernels.infinite.linearized import LinearizedNet
 from zbkernels.infinite.solve import ConvergenceError
 
 if TYPE_CHECKING:
@@ -22,10 +26,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Activation",
     "ConvergenceError",
+    "DifferenceNet",
     "FullyConnected",
+    "GradientFlow",
+    "LinearizedNet",
     "ToleranceError",
     "dual",
+    "features",
     "from_callable",
+    "gradient_flow",
     "nngp",
     "ntk",
     "predict",
@@ -37,7 +46,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """The estimators, which need scikit-learn: imported when they are asked for."""
         if name in ("NTKClassifier", "NTKRegressor"):
-            from zbkernels.infinite import estimators
+            import importlib
 
-            return getattr(estimators, name)
+            return getattr(importlib.import_module("zbkernels.infinite.estimators"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

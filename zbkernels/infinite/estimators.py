@@ -118,7 +118,7 @@ class NTKRegressor(RegressorMixin, _NTKEstimator):
 
         Raises:
             ValueError, TypeError: what scikit-learn or the network refuses.
-            ConvergenceError: the kernel matrix is singular (equal inputs need ``diag_reg`` > 0), or ``tol`` not reached.
+            ConvergenceError: the kernel matrix is singular (equal inputs need ``diag_reg`` > 0); ``tol`` not reached.
         """
         X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), multi_output=True, y_numeric=True)
         self._fit(X, np.asarray(y, dtype=X.dtype))
