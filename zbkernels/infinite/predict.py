@@ -90,7 +90,7 @@ class Ensemble:
             )
         z = self.x if x_test is None else x_test
         kernels.check_inputs(self.name, z, self.x)
-        if isinstance(t, Sequence):
+        if isinstance(t, Sequence) and not isinstance(t, str):
             several = [self(one, x_test, get, compute_cov) for one in t]
             if not compute_cov:
                 return torch.stack(several)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ class Ensemble:
         prior = self.network(z, z, "nngp").double() if whole else self.network.diagonal(z, "nngp").double()
         if get == "nngp":
             time = 2 * time
-        step = len(z) if whole else max(1, _NUMBERS // max(len(x), 1))
+        step = max(1, len(z) if whole else _NUMBERS // len(x))
         found = []
         for i in range(0, len(z), step):
             some = z[i : i + step].double()
