@@ -14,6 +14,7 @@ from zbkernels.ops.conv_relu_pool2d import conv_relu_pool2d
 from zbkernels.ops.conv_relu_pool2d_nap import conv_relu_pool2d_nap
 from zbkernels.ops.dual_gram import dual_gram
 from zbkernels.ops.dual_matvec import dual_matvec
+from zbkernels.ops.dual_solve import dual_solve
 from zbkernels.ops.linear_relu import linear_relu
 from zbkernels.ops.linear_relu_nap import linear_relu_nap
 from zbkernels.ops.nap_frequency import nap_frequency
@@ -33,6 +34,7 @@ __all__ = [
     "conv_relu_pool2d_nap",
     "dual_gram",
     "dual_matvec",
+    "dual_solve",
     "explain",
     "get_conv_precision",
     "last_kernel",
