@@ -196,7 +196,7 @@ def test_the_papers_preset_has_what_the_thesis_gives() -> None:
         1e-3,
     )
     units = list(plan.units(ldnet_error.VARIANTS, (0, 1, 2)))
-    assert len({unit.folder(len(unit.scales) == 9 or unit.kind == IN_PIXELS) for unit in units}) == len(units)
+    assert len({unit.folder for unit in units}) == len(units)
     for activation, kinds in ldnet_error.FIGURES.items():
         for kind in kinds:
             cells = [
