@@ -39,9 +39,7 @@ FIGURES = {  # the kinds that each figure shows
 }
 LEARNING_RATE = 0.01
 EPSILON = 1e-3  # the targets of Figure 3 are scaled down by
-_ROWS = (
-    16_384  # hidden units of the networks that are trained at a time, as long as there are several of these
-)
+_ROWS = 16_384  # hidden units that are trained at a time, of several networks
 
 
 @dataclass(frozen=True)
@@ -116,17 +114,17 @@ ALL_WIDTHS, ALL_EXPONENTS = (100, 300, 1_000, 3_000, 10_000, 30_000), tuple(rang
 PLANS = {
     "smoke": Plan(10, (30, 100), (30, 100), (-3, 0, 3), (30, 1), steps=400),
     "quick": Plan(50, ALL_WIDTHS, (100, 300), ALL_EXPONENTS[::2], (100, 1)),
-    "reduced": Plan(50, ALL_WIDTHS, ALL_WIDTHS[:3], ALL_EXPONENTS[::2], (300, 1), seeds_of=((1_000, 1),)),
+    "reduced": Plan(50, ALL_WIDTHS, ALL_WIDTHS[:3], ALL_EXPONENTS[::2], (100, 1), seeds_of=((1_000, 1),)),
     "wide": Plan(
         50,
         ALL_WIDTHS,
         ALL_WIDTHS,
         ALL_EXPONENTS[::2],
-        (300, 1),
+        (100, 1),
         seeds_of=tuple((width, 1) for width in ALL_WIDTHS[2:]),
         exponents_of=tuple((width, (-4, 0, 4)) for width in ALL_WIDTHS[4:]),
     ),
-    "paper": Plan(50, ALL_WIDTHS, ALL_WIDTHS, ALL_EXPONENTS, (300, 4)),
+    "paper": Plan(50, ALL_WIDTHS, ALL_WIDTHS, ALL_EXPONENTS, (100, 4)),
 }
 
 
