@@ -472,9 +472,9 @@ def test_other_arguments_of_the_flow_are_refused() -> None:
     ):
         gradient_flow(net, args[0], draw(4).to(F64))
     flow = gradient_flow(net, args[0], draw(4, 3).to(F64))
-    with pytest.raises(ValueError, match="GradientFlow.at: expected a time >= 0, got -1"):
+    with pytest.raises(ValueError, match=r"GradientFlow\.at: expected a time >= 0, got -1"):
         flow.at(-1)
-    with pytest.raises(ValueError, match="GradientFlow.after_steps: expected steps >= 0 and 0 <= lr <= "):
+    with pytest.raises(ValueError, match=r"GradientFlow\.after_steps: expected steps >= 0 and 0 <= lr <= "):
         flow.after_steps(10, 1e3)
     shared, (args, kwargs) = of("shared weight, nested outputs")
     with pytest.raises((TypeError, RuntimeError)):

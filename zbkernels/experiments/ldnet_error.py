@@ -20,6 +20,7 @@ from zbkernels import data as image_sets
 from zbkernels.data import DataError
 from zbkernels.experiments import ldnet_error_figure, ldnet_error_report
 from zbkernels.experiments.base import Experiment, Preset, RunContext
+from zbkernels.experiments.ldnet_error_claims import DOWNSCALED, IN_PIXELS, LINEARIZED, NORMAL
 from zbkernels.experiments.shallow_networks import (
     REPORT_EVERY,
     Task,
@@ -31,18 +32,14 @@ from zbkernels.experiments.shallow_networks import (
 )
 from zbkernels.experiments.units import work_unit
 
-NORMAL, LINEARIZED, DOWNSCALED = "normal", "linearized", "downscaled"
 VARIANTS = (NORMAL, LINEARIZED, DOWNSCALED)
-IN_PIXELS = "downscaled, in pixels"  # DOWNSCALED once more, without the change of basis: for its rounding
 FIGURES = {  # the kinds that each figure shows
     "erf:2": (NORMAL, LINEARIZED),
     "relu": VARIANTS,
 }
 LEARNING_RATE = 0.01
 EPSILON = 1e-3  # the targets of Figure 3 are scaled down by
-_ROWS = (
-    16_384  # hidden units of the networks that are trained at a time, as long as there are several of these
-)
+_ROWS = 16_384  # hidden units that are trained at a time, of several networks
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,7 @@ class Plan:
         exponents: of 10, the scales of the targets.
         in_pixels: width and number of scales, from the smallest, of what is trained in pixels too.
         seeds_of: only so many seeds of networks that are trained, by width.
+        exponents_of: fewer scales of those, by width.
     """
 
     per_class: int
@@ -65,6 +63,7 @@ class Plan:
     in_pixels: tuple[int, int]
     steps: int = 10_000
     seeds_of: tuple[tuple[int, int], ...] = ()
+    exponents_of: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def units(self, variants: tuple[str, ...], seeds: tuple[int, ...]) -> Iterator[Unit]:
         """In the order in which they are worked on."""
@@ -75,8 +74,12 @@ class Plan:
                     if kind == LINEARIZED:
                         yield from (Unit(activation, kind, width, seed, scales) for seed in seeds)
                     elif width in self.trained:
+                        chosen = [
+                            10.0**exponent for exponent in dict(self.exponents_of).get(width, self.exponents)
+                        ]
+                        whole = width * len(chosen) <= _ROWS
                         for seed in seeds[: dict(self.seeds_of).get(width)]:
-                            for part in [scales] if width * len(scales) <= _ROWS else [[s] for s in scales]:
+                            for part in [chosen] if whole else [[scale] for scale in chosen]:
                                 yield Unit(activation, kind, width, seed, part)
         if DOWNSCALED in variants:
             width, first = self.in_pixels
@@ -96,10 +99,11 @@ class Unit:
     def __str__(self) -> str:
         return f"{self.activation} {self.kind}, width {self.width}, seed {self.seed}"
 
-    def folder(self, whole: bool) -> str:
+    @property
+    def folder(self) -> str:
         kind = "pixels" if self.kind == IN_PIXELS else self.kind
         name = f"{self.activation.replace(':', '')}-{kind}-{self.width}-seed{self.seed}"
-        return name if whole else f"{name}-{self.scales[0]:.0e}"
+        return name if len(self.scales) > 1 or self.kind == IN_PIXELS else f"{name}-{self.scales[0]:.0e}"
 
     def batches(self, steps: int) -> int:
         """What progress counts."""
@@ -110,8 +114,17 @@ ALL_WIDTHS, ALL_EXPONENTS = (100, 300, 1_000, 3_000, 10_000, 30_000), tuple(rang
 PLANS = {
     "smoke": Plan(10, (30, 100), (30, 100), (-3, 0, 3), (30, 1), steps=400),
     "quick": Plan(50, ALL_WIDTHS, (100, 300), ALL_EXPONENTS[::2], (100, 1)),
-    "reduced": Plan(50, ALL_WIDTHS, ALL_WIDTHS[:4], ALL_EXPONENTS[::2], (300, 2), seeds_of=((3_000, 1),)),
-    "paper": Plan(50, ALL_WIDTHS, ALL_WIDTHS, ALL_EXPONENTS, (300, 4)),
+    "reduced": Plan(50, ALL_WIDTHS, ALL_WIDTHS[:3], ALL_EXPONENTS[::2], (100, 1), seeds_of=((1_000, 1),)),
+    "wide": Plan(
+        50,
+        ALL_WIDTHS,
+        ALL_WIDTHS,
+        ALL_EXPONENTS[::2],
+        (100, 1),
+        seeds_of=tuple((width, 1) for width in ALL_WIDTHS[2:]),
+        exponents_of=tuple((width, (-4, 0, 4)) for width in ALL_WIDTHS[4:]),
+    ),
+    "paper": Plan(50, ALL_WIDTHS, ALL_WIDTHS, ALL_EXPONENTS, (100, 4)),
 }
 
 
@@ -156,7 +169,7 @@ def run(context: RunContext) -> dict[str, Any]:
         progress.describe(str(unit))
         result = work_unit(
             context,
-            unit.folder(whole=len(unit.scales) == len(plan.exponents) or unit.kind == IN_PIXELS),
+            unit.folder,
             known,
             partial(
                 _measure,
@@ -255,14 +268,21 @@ EXPERIMENT = Experiment(
             "a minute or two: MNIST, widths 100 and 300, five scales, one seed", "mnist", 0, 1, (0,)
         ),
         "reduced": Preset(
-            "half an hour of a core: widths to 3,000, five scales, three seeds (one of 3,000)",
+            "minutes of a core: widths to 1,000, five scales, three seeds (of 1,000 one)",
+            "mnist",
+            0,
+            1,
+            (0, 1, 2),
+        ),
+        "wide": Preset(
+            "an hour of a core: widths to 30,000, one seed from 1,000 on, three scales from 10,000 on",
             "mnist",
             0,
             1,
             (0, 1, 2),
         ),
         "paper": Preset(
-            "hours of a core: widths to 30,000, nine scales, three seeds", "mnist", 0, 1, (0, 1, 2)
+            "some hours of a core: widths to 30,000, nine scales, three seeds", "mnist", 0, 1, (0, 1, 2)
         ),
     },
     variants=VARIANTS,

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from zbkernels.infinite import activations, ntk
 
+REPORT_EVERY = 1_000  # steps
+
 
 @dataclass(frozen=True)
 class Task:
@@ -210,6 +212,3 @@ def train(
         (end_train - start_train if difference else end_train).double().cpu(),
         (outputs[torch.float64][0].cpu(), start_train[0].double().cpu()),
     )
-
-
-REPORT_EVERY = 1_000  # steps

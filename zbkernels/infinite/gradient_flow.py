@@ -88,10 +88,10 @@ class GradientFlow:
         Raises:
             ValueError: lr·s² > 2 for the largest singular value s: descent diverges; or negative numbers.
         """
-        largest = float(self._values.max()) ** 2
-        if steps < 0 or not 0 <= lr * largest <= 2:
+        most = 2 / float(self._values.max()) ** 2
+        if steps < 0 or not 0 <= lr <= most:
             raise ValueError(
-                f"GradientFlow.after_steps: expected steps >= 0 and 0 <= lr <= {2 / largest:.3g}, got {steps} and {lr!r}"
+                f"GradientFlow.after_steps: expected steps >= 0 and 0 <= lr <= {most:.3g}, got {steps} and {lr!r}"
             )
         return self._after(1 - (1 - lr * self._values**2) ** steps)
 
