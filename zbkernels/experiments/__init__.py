@@ -25,6 +25,7 @@ EXPERIMENTS: dict[str, str] = {
     "zero-image": "zbkernels.experiments.zero_image",
     "linear-regions-2d": "zbkernels.experiments.linear_regions_2d",
     "directionality": "zbkernels.experiments.directionality",
+    "spectra": "zbkernels.experiments.spectra",
 }
 
 

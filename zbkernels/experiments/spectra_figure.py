@@ -1,0 +1,2 @@
+def figure(metrics, path):
+    path.write_bytes(b"")
