@@ -6,8 +6,8 @@ residuals to the basis, which turns what the float32 matrix has wrong into an er
 
 - the Rayleigh quotient θ, an upper bound of λ_min;
 - the residual ‖H∞ v - θ v‖: an eigenvalue lies within it of θ;
-- λ_min(M) (1 - ρ) with ρ = ‖L⁻¹ (H∞ - M) L⁻ᵀ‖, by Ostrowski a lower bound, to the accuracy of that norm, which is
-  estimated by power iteration. It says that no eigenvalue below θ was overlooked.
+- λ_min(M) (1 - r) with r = ‖L⁻¹ (H∞ - M) L⁻ᵀ‖, the relative rounding of M: by Ostrowski a lower bound, as exact as
+  r, which is estimated by power iteration. It says that no eigenvalue below θ was overlooked.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ SHIFTS = (0.0, 1e-3, 1e-1)  # added to the diagonal of M: the first with which i
 BLOCK, STEPS = 6, 24  # of Lanczos: vectors at a time, and how often
 KEPT = 24  # Ritz vectors that are refined
 INNER = 10  # solves with M for one correction of them
-PROBES = 6  # columns of the power iteration for ρ
+PROBES = 6  # columns of the power iteration for the rounding of M
 TOLERANCE, FLOOR = 1e-5, 1e-3  # of the residual, relative to the eigenvalue, or to FLOOR where that is larger
 PRODUCTS = 5  # with H∞ in float64, at most
 
 
 @dataclass
 class Ritz:
-    """Orthonormal columns [n, k] float64, H∞ times them, and what Rayleigh-Ritz makes of these."""
+    """What Rayleigh-Ritz makes of a basis: values [k] from the least, vectors [n, k], their residuals [n, k]."""
 
-    basis: Tensor
-    product: Tensor
     values: Tensor
-    vectors: Tensor  # [n, KEPT or fewer]
-    residuals: Tensor  # [n, the same]
+    vectors: Tensor
+    residuals: Tensor
 
 
-def least_eigenvalue(x: Tensor, folder: Path | None, say: Callable[[str], None]) -> tuple[dict[str, Any], Tensor]:
+def least_eigenvalue(
+    x: Tensor, folder: Path | None, say: Callable[[str], None]
+) -> tuple[dict[str, Any], Tensor]:
     """λ_min of H∞ for ``x`` [n, d] float64, rows of unit norm.
 
     Args:
@@ -60,23 +60,20 @@ def least_eigenvalue(x: Tensor, folder: Path | None, say: Callable[[str], None])
     factored = time.perf_counter()
     values, q = _kept(folder, "lanczos", lambda: _lanczos(factor, min(KEPT, n)))
     say(f"λ_min of the float32 matrix {float(values[0]) - shift:.8f}")
-    probes, rounding = _random(n, min(PROBES, n)), 0.0
-    ritz: Ritz | None = None
+    rounding = _Rounding(factor, shift)
+    basis = product = torch.empty(n, 0, dtype=torch.float64)
     history: list[dict[str, float]] = []
     for number in range(1, PRODUCTS + 1):
-        probes = torch.linalg.qr(probes)[0]
-        lifted = factor.solve_upper(probes.float()).double()
-        product = tangent_matvec(x, torch.cat([q, lifted], 1))
-        wrong = product[:, q.shape[1] :] + shift * lifted - factor.multiply(lifted)
-        probes = factor.solve_lower(wrong.float()).double()
-        rounding = max(rounding, float(torch.linalg.matrix_norm(probes, 2)))
-        ritz = _rayleigh_ritz(ritz, q, product[:, : q.shape[1]], min(KEPT, n))
+        found = tangent_matvec(x, torch.cat([q, rounding.probes], 1))
+        rounding.step(found[:, q.shape[1] :])
+        basis, product = torch.cat([basis, q], 1), torch.cat([product, found[:, : q.shape[1]]], 1)
+        ritz = _rayleigh_ritz(basis, product, min(KEPT, n))
         theta, residual = float(ritz.values[0]), float(ritz.residuals[:, 0].norm())
         history.append({"value": theta, "residual": residual})
-        say(f"float64 product {number}: λ_min {theta:.10f}, residual {residual:.1e}, rounding {rounding:.1e}")
+        say(f"float64 product {number}: λ_min {theta:.10f}, residual {residual:.1e}")
         if residual <= TOLERANCE * max(abs(theta), FLOOR) or number == PRODUCTS:
             break
-        q = _new_directions(ritz.basis, _corrections(factor, ritz, theta + shift))
+        q = _new_directions(basis, _corrections(factor, ritz, theta + shift))
         if not q.shape[1]:  # the basis is the whole space
             break
     vector = ritz.vectors[:, 0]
@@ -86,7 +83,7 @@ def least_eigenvalue(x: Tensor, folder: Path | None, say: Callable[[str], None])
         "next": [float(value) for value in ritz.values[1:4]],
         "float32": float(values[0]) - shift,
         "shift": shift,
-        "rounding": rounding,
+        "rounding": rounding.norm,
         "history": history,
         "participation": float(vector.pow(4).sum().reciprocal()),
         "largest": [int(i) for i in vector.abs().topk(2).indices],
@@ -144,14 +141,30 @@ def _lanczos(factor: PackedCholesky, kept: int) -> tuple[Tensor, Tensor]:
     return values[order].reciprocal(), torch.linalg.qr(basis @ vectors[:, order])[0]
 
 
-def _rayleigh_ritz(before: Ritz | None, q: Tensor, product: Tensor, kept: int) -> Ritz:
-    basis = q if before is None else torch.cat([before.basis, q], 1)
-    product = product if before is None else torch.cat([before.product, product], 1)
+def _rayleigh_ritz(basis: Tensor, product: Tensor, kept: int) -> Ritz:
+    """Of H∞, from orthonormal columns [n, m] and H∞ times them."""
     inner = basis.mT @ product
     values, turn = torch.linalg.eigh((inner + inner.mT) / 2)
     values, turn = values[:kept], turn[:, :kept]
     vectors = basis @ turn
-    return Ritz(basis, product, values, vectors, product @ turn - vectors * values)
+    return Ritz(values, vectors, product @ turn - vectors * values)
+
+
+class _Rounding:
+    """‖L⁻¹ (H∞ - M) L⁻ᵀ‖ from below, by block power iteration; a step needs H∞ times :attr:`probes` [n, p]."""
+
+    def __init__(self, factor: PackedCholesky, shift: float) -> None:
+        self.factor, self.shift, self.norm = factor, shift, 0.0
+        self.probes = self._lifted(_random(factor.size, min(PROBES, factor.size)))
+
+    def _lifted(self, v: Tensor) -> Tensor:
+        return self.factor.solve_upper(torch.linalg.qr(v)[0].float()).double()
+
+    def step(self, product: Tensor) -> None:
+        wrong = product + self.shift * self.probes - self.factor.multiply(self.probes)
+        image = self.factor.solve_lower(wrong.float()).double()
+        self.norm = max(self.norm, float(torch.linalg.matrix_norm(image, 2)))
+        self.probes = self._lifted(image)
 
 
 def _corrections(factor: PackedCholesky, ritz: Ritz, target: float) -> Tensor:
@@ -178,9 +191,7 @@ def _random(n: int, columns: int) -> Tensor:
     return torch.randn(n, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def _kept(
-    folder: Path | None, name: str, work: Callable[[], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
+def _kept(folder: Path | None, name: str, work: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """What ``work`` gives, or gave a process before this one."""
     from safetensors.torch import load_file, save_file
 

@@ -1,9 +1,9 @@
 """Cholesky factor of a large symmetric matrix in float32, of which only the lower triangle is ever in memory.
 
-The factor of n = 60,000 takes 7.4 GB, half of the full matrix. Block row k of L is a rectangle [block, columns up to and
-with the diagonal block]; the matrix is asked for one tile at a time, and each tile turns into a tile of L where it lies
-(left-looking: a block row needs the rows above it and nothing below). With a path the rectangles lie in a mapped file:
-what is finished there survives the process, and the next one goes on after it.
+The factor of n = 60,000 takes 7.4 GB, half of the full matrix. Block row k of L is a rectangle [block, columns up to
+and with the diagonal block]; the matrix is asked for one tile at a time, and each tile turns into a tile of L where it
+lies (left-looking: a block row needs the rows above it and nothing below). With a path the rectangles lie in a mapped
+file: what is finished there survives the process, and the next one goes on after it.
 """
 
 from __future__ import annotations

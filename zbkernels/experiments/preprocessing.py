@@ -41,7 +41,9 @@ def preprocess(images: Tensor, how: str) -> tuple[Tensor, int]:
         x = x @ (directions[:, there] / variances[there].sqrt())
     norms = x.norm(dim=1, keepdim=True)
     if not bool((norms > _NULL * norms.max()).all()):
-        raise ValueError(f"preprocess: image {int(norms.argmin())} has no direction after {how!r}: its norm is 0")
+        raise ValueError(
+            f"preprocess: image {int(norms.argmin())} has no direction after {how!r}: its norm is 0"
+        )
     return x / norms, int(there.sum())
 
 

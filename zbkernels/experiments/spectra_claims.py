@@ -15,11 +15,19 @@ Row = dict[str, Any]
 PAPER: dict[str, tuple[int, dict[str, tuple[float, float]]]] = {
     "mnist": (
         60_000,
-        {"normalization": (24454.8, 0.01515), "zero-mean": (18488.5, 0.01574), "whitening": (314.871, 0.02003)},
+        {
+            "normalization": (24454.8, 0.01515),
+            "zero-mean": (18488.5, 0.01574),
+            "whitening": (314.871, 0.02003),
+        },
     ),
     "cifar-10": (
         50_000,
-        {"normalization": (40885.2, 0.00647), "zero-mean": (8154.87, 0.01311), "whitening": (33.7366, 0.09878)},
+        {
+            "normalization": (40885.2, 0.00647),
+            "zero-mean": (8154.87, 0.01311),
+            "whitening": (33.7366, 0.09878),
+        },
     ),
 }
 TITLES = {"mnist": "MNIST", "cifar-10": "CIFAR-10"}
@@ -113,7 +121,9 @@ def _each(
     if not found:
         return Verdict(claim, NOT_TESTABLE, _NONE if not sets else "the run lacks a kind that it takes")
     good = all(result[0] for _, result in found)
-    return Verdict(claim, HOLDS if good else FAILS, "; ".join(f"{title}: {said}" for title, (_, said) in found))
+    return Verdict(
+        claim, HOLDS if good else FAILS, "; ".join(f"{title}: {said}" for title, (_, said) in found)
+    )
 
 
 def _kinds(found: dict[str, Any]) -> dict[str, list[Row]]:

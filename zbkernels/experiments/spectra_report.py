@@ -29,14 +29,14 @@ def table(metrics: dict[str, Any]) -> str:
 def _heading(metrics: dict[str, Any]) -> str:
     lines = [
         f"# spectra, preset {metrics['preset']}\n",
-        "- H∞ = f(XXᵀ), f(c) = c(π - acos c)/(2π): one hidden layer of ReLU whose weights train; rows of X have norm 1.",
+        "- H∞ = f(XXᵀ), f(c) = c(π - acos c)/(2π): a hidden layer of ReLU whose weights train; rows of X have norm 1.",
         "- Each preprocessing is done to the n images of its row. Whitened: the mean of each image is subtracted, then "
         "coordinates along the right singular vectors of the n images are divided by their root mean square; "
         "directions without any variance are left out.",
-        "- λ_min is the Rayleigh quotient in float64 of a vector found by Lanczos on the inverse of a float32 matrix and "
-        "refined in float64: an upper bound. *Residual* is ‖H∞v - λv‖: an eigenvalue lies within it. *At least* is the "
-        "float32 factor's least eigenvalue less the factor's error, a norm estimated by power iteration: no smaller "
-        "eigenvalue was overlooked.",
+        "- λ_min is the Rayleigh quotient in float64 of a vector found by Lanczos on the inverse of a float32 matrix "
+        "and refined in float64: an upper bound. *Residual* is ‖H∞v - λv‖: an eigenvalue lies within it. *At least* is "
+        "the float32 factor's least eigenvalue less the factor's error, a norm estimated by power iteration: no "
+        "smaller eigenvalue was overlooked.",
         "- *float32* is the least eigenvalue of H∞ computed and factored in float32, from float64 rows.",
         "- *Images in the eigenvector* is 1/Σv⁴: 2 for a vector on two images alone. *Nearest two* is the least "
         "eigenvalue of the nearest two images alone, an upper bound of λ_min.",
@@ -44,8 +44,8 @@ def _heading(metrics: dict[str, Any]) -> str:
     stand_ins = [found for found in metrics["sets"] if found["name"] != found["in_place_of"]]
     for found in stand_ins:
         lines.append(
-            f"- {found['title']} stands where {TITLES[found['in_place_of']]} is absent, under its own name: its numbers "
-            f"are compared with none of the thesis'."
+            f"- {found['title']} stands where {TITLES[found['in_place_of']]} is absent, under its own name: its "
+            f"numbers are compared with none of the thesis'."
         )
     if metrics["absent"]:
         lines.append(f"- Not in the data folder, so left out: {', '.join(metrics['absent'])}.")
@@ -56,7 +56,7 @@ def _thesis_table(metrics: dict[str, Any]) -> str:
     header = ["", "‖X‖²: thesis", "ours", "difference (%)", "λ_min(H∞): thesis", "ours", "difference (%)"]
     header += ["residual", "at least", "float32"]
     rows = []
-    for name, (images, printed) in PAPER.items():
+    for name, (_, printed) in PAPER.items():
         for how, (norm, least) in printed.items():
             cells = [f"{TITLES[name]} / {how}", f"{norm:g}"]
             row = whole(metrics["sets"], name, how)

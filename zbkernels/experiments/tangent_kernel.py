@@ -14,11 +14,16 @@ import torch
 from torch import Tensor
 
 DIAGONAL = 0.5  # f(1)
+_ROUNDING = 8  # eps, of the inner product of a row of norm 1 with itself
 
 
 def tangent_of(cosines: Tensor) -> Tensor:
-    """f of each cosine, in the place of ``cosines``; rounding beyond ±1 counts as ±1."""
-    angle_left = cosines.clamp_(-1, 1).acos().neg_().add_(math.pi)
+    """f of each cosine, in the place of ``cosines``.
+
+    What rounding may have kept from 1 counts as 1: else equal inputs would be sqrt(eps) apart. Beyond -1 is -1.
+    """
+    cosines.masked_fill_(cosines > 1 - _ROUNDING * torch.finfo(cosines.dtype).eps, 1).clamp_(min=-1)
+    angle_left = cosines.acos().neg_().add_(math.pi)
     return cosines.mul_(angle_left).div_(2 * math.pi)
 
 
