@@ -16,7 +16,14 @@ from torch import Tensor
 from zbkernels.experiments import runner, spectra, spectra_claims
 from zbkernels.experiments.least_eigenvalue import least_eigenvalue
 from zbkernels.experiments.packed_cholesky import NotPositiveDefiniteError, PackedCholesky
-from zbkernels.experiments.preprocessing import PREPROCESSINGS, WHITENING, ZERO_MEAN, preprocess, squared_norm
+from zbkernels.experiments.preprocessing import (
+    PREPROCESSINGS,
+    WHITENING,
+    ZERO_MEAN,
+    preprocess,
+    squared_norm,
+    whitened_in_float32,
+)
 from zbkernels.experiments.progress import Progress
 from zbkernels.experiments.tangent_kernel import nearest_pair, tangent_matvec, tangent_of, tangent_tile
 from zbkernels.infinite import ntk
@@ -178,6 +185,18 @@ def test_preprocessings_are_the_thesis() -> None:
     torch.testing.assert_close(whitened @ whitened.mT, expected @ expected.mT, rtol=0, atol=1e-10)
 
 
+def test_whitening_in_float32_alone_keeps_directions_of_rounding() -> None:
+    images = torch.rand(200, 1, 4, 5, generator=torch.Generator().manual_seed(3))
+    exact, directions = preprocess(images, WHITENING)
+    assert directions == 19  # but for that of the mean each has variance
+    found = whitened_in_float32(images)
+    assert found.shape == (200, 20)
+    left = found - exact @ torch.linalg.lstsq(exact, found).solution
+    assert (
+        0.5 < float(left.square().sum()) / (200 / 20) < 2
+    )  # one direction in twenty, of nothing but rounding
+
+
 def test_images_without_a_direction_are_refused() -> None:
     images = torch.rand(4, 1, 2, 2)
     images[2] = 0.7
@@ -228,7 +247,14 @@ def row(how: str, n: int, norm: float, least: float) -> dict[str, Any]:
 
 
 def metrics_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"sets": [{"name": "mnist", "in_place_of": "mnist", "features": 784, "rows": rows}]}
+    found = {
+        "name": "mnist",
+        "in_place_of": "mnist",
+        "features": 784,
+        "rows": rows,
+        "whitened_in_float32": None,
+    }
+    return {"sets": [found]}
 
 
 def verdict_of(metrics: dict[str, Any], start: str) -> str:

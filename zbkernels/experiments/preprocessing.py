@@ -47,6 +47,21 @@ def preprocess(images: Tensor, how: str) -> tuple[Tensor, int]:
     return x / norms, int(there.sum())
 
 
+def whitened_in_float32(images: Tensor) -> Tensor:
+    """The left singular vectors of the images less their means, as a float32 decomposition gives all of them, rows
+    normalised: ``"whitening"`` but for the directions without variance, each of which comes out as one of rounding.
+
+    Args:
+        images: [n, …], n no less than the pixels.
+
+    Returns:
+        [n, pixels] float64.
+    """
+    x = images.flatten(1).float()
+    u = torch.linalg.svd(x - x.mean(1, keepdim=True), full_matrices=False)[0].double()
+    return u / u.norm(dim=1, keepdim=True)
+
+
 def squared_norm(x: Tensor) -> float:
     """‖X‖², the largest eigenvalue of XᵀX, for x [n, d] float64."""
     return float(torch.linalg.eigvalsh(x.mT @ x)[-1])

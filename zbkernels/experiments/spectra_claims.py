@@ -108,6 +108,13 @@ def _printed(sets: list[dict[str, Any]], name: str, how: str) -> Verdict:
     off = abs(row["squared_norm"] / norm - 1), abs(_least(row) / least - 1)
     good = off[0] <= NORM_DIGITS and off[1] <= LEAST_DIGITS
     measured = f"{row['squared_norm']:.6g} ({off[0]:.1g} off) and {_least(row):.6f} ({off[1]:.1g} off)"
+    rounded = next(found for found in sets if found["name"] == name)["whitened_in_float32"]
+    if how == WHITENING and rounded is not None:
+        norms = " and ".join(f"{value:.6g}" for value in rounded["squared_norms"])
+        measured += (
+            f"; where float32's rounding stands for the directions without variance, ‖X‖² is {norms} as the "
+        )
+        measured += "images are in one order or the reverse"
     return Verdict(claim, HOLDS if good else FAILS, measured)
 
 

@@ -31,6 +31,8 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
 
 
 def _draw(axes: Any, found: dict[str, Any], what: str) -> None:
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
+
     for how in PREPROCESSINGS:
         rows = rows_of(found, how)
         if rows:
@@ -49,6 +51,10 @@ def _draw(axes: Any, found: dict[str, Any], what: str) -> None:
         axes.plot(sizes, ratio, "--", color=_FAINT, lw=1.2, label="n/d")
     title = found["title"] if len(found["title"]) < 50 else found["title"].split(" of ")[0]
     axes.set(xscale="log", yscale="log", xlabel="images n")
+    if what == "least":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.set_title(f"{title}: {'λ_min(H∞)' if what == 'least' else '‖X‖²'}", fontsize=11, loc="left")
     axes.grid(True, which="both", color="#e6e6e6", lw=0.6)
     axes.set_axisbelow(True)
