@@ -25,7 +25,13 @@ from zbkernels.experiments.preprocessing import (
     whitened_in_float32,
 )
 from zbkernels.experiments.progress import Progress
-from zbkernels.experiments.tangent_kernel import nearest_pair, tangent_matvec, tangent_of, tangent_tile
+from zbkernels.experiments.tangent_kernel import (
+    largest_eigenvalue,
+    nearest_pair,
+    tangent_matvec,
+    tangent_of,
+    tangent_tile,
+)
 from zbkernels.infinite import ntk
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE
 
@@ -58,6 +64,12 @@ def test_cosines_beyond_one_count_as_one() -> None:
     assert tangent_of(torch.tensor([1.0 + 1e-6, 1, 0, -1 - 1e-6])).tolist() == pytest.approx(
         [0.5, 0.5, 0, 0], abs=1e-7
     )
+
+
+def test_the_largest_eigenvalue_is_that_of_the_kernel() -> None:
+    x = unit_rows(60, 30)
+    exact = float(torch.linalg.eigvalsh(kernel(x))[-1])
+    assert exact * (1 - 1e-6) < largest_eigenvalue(x) <= exact * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("block", [4, 7, 50])
@@ -247,13 +259,8 @@ def row(how: str, n: int, norm: float, least: float) -> dict[str, Any]:
 
 
 def metrics_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    found = {
-        "name": "mnist",
-        "in_place_of": "mnist",
-        "features": 784,
-        "rows": rows,
-        "whitened_in_float32": None,
-    }
+    rounding = {"largest": dict.fromkeys(PREPROCESSINGS, 60.0), "squared_norms": [310.0, 320.0]}
+    found = {"name": "mnist", "in_place_of": "mnist", "features": 784, "rows": rows, "float32": rounding}
     return {"sets": [found]}
 
 
@@ -270,6 +277,10 @@ def test_verdicts_follow_their_rules() -> None:
     assert verdict_of(same, "‖X‖² scales roughly as n/d (of [8]): it is within") == HOLDS
     assert verdict_of(same, "With whitening ‖X‖² comes close to the bound for random points: MNIST") == FAILS
     assert verdict_of(same, "Preprocessing") == NOT_TESTABLE
+    assert verdict_of(same, "Calculated in float32") == HOLDS
+    off = metrics_of([row("normalization", 60_000, 24454.8, 0.0148)])
+    assert verdict_of(off, "MNIST, normalization") == FAILS  # the least eigenvalue has other digits
+    assert verdict_of(off, "Calculated in float32") == FAILS
     other = metrics_of([row("whitening", 1000, 5.3, 0.05), row("whitening", 60_000, 600.0, 0.02)])
     for claim in (
         "MNIST, whitening",

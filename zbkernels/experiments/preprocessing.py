@@ -15,7 +15,7 @@ def preprocess(images: Tensor, how: str) -> tuple[Tensor, int]:
 
     ``"normalization"`` divides each image by its norm. ``"zero-mean"`` subtracts each image's mean pixel first.
     ``"whitening"`` does that, then divides the coordinate along each right singular vector of the data by its root mean
-    square, then normalises. The thesis does not say what becomes of directions without any variance (MNIST has 73 of
+    square, then normalises. The thesis does not say what becomes of directions without any variance (MNIST has 72 of
     784, by pixels that are always 0): here they are left out. Nor does it speak of a mean over the data set: none
     is subtracted.
 

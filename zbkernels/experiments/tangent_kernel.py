@@ -61,6 +61,15 @@ def tangent_matvec(x: Tensor, v: Tensor, block: int = 2000) -> Tensor:
     return out
 
 
+def largest_eigenvalue(x: Tensor) -> float:
+    """λ_max of H∞ from below: one power step from x's leading left singular vector, which is near, then the Rayleigh
+    quotient. For x [n, d]; two products with H∞."""
+    v = x @ torch.linalg.eigh(x.mT @ x)[1][:, -1:]
+    v = tangent_matvec(x, v / v.norm())
+    v = v / v.norm()
+    return float(v.mT @ tangent_matvec(x, v))
+
+
 def nearest_pair(x: Tensor, block: int = 2000) -> tuple[float, int, int]:
     """The largest cosine of two different rows, and which they are, the later one first."""
     best = (-math.inf, 0, 0)
