@@ -248,6 +248,22 @@ def test_the_smoke_run_and_its_report(tmp_path: Path, monkeypatch: pytest.Monkey
     assert json.loads((folder / "metrics.json").read_text()) == metrics
 
 
+def test_rows_of_a_printed_set_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(spectra.PLANS, "smoke", spectra.Plan((("digits", (90,)),)))
+    monkeypatch.setitem(spectra.PAPER, "digits", (90, dict.fromkeys(PREPROCESSINGS, (60.0, 0.02))))
+    monkeypatch.setitem(spectra_claims.TITLES, "digits", "digits")
+    monkeypatch.setitem(spectra_claims.WHITENED_WITHIN, "digits", 4.0)
+    monkeypatch.setattr(spectra, "WITNESSES", 90)
+    folder = runner.run("spectra", preset="smoke", device="cpu", out=tmp_path, progress=quiet())
+    metrics = json.loads((folder / "metrics.json").read_text())
+    checks = metrics["sets"][0]["checks"]
+    for each in metrics["sets"][0]["rows"]:  # where the witnesses are all images
+        assert checks["few"][each["how"]] == pytest.approx(each["least"]["value"], abs=1e-9)
+        assert each["least"]["value"] < checks["largest"][each["how"]] < 45
+    assert len(checks["squared_norms"]) == 2
+    assert "90 images of digits" in (folder / "table.md").read_text()
+
+
 def row(how: str, n: int, norm: float, least: float) -> dict[str, Any]:
     return {
         "how": how,
@@ -259,8 +275,9 @@ def row(how: str, n: int, norm: float, least: float) -> dict[str, Any]:
 
 
 def metrics_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    rounding = {"largest": dict.fromkeys(PREPROCESSINGS, 60.0), "squared_norms": [310.0, 320.0]}
-    found = {"name": "mnist", "in_place_of": "mnist", "features": 784, "rows": rows, "float32": rounding}
+    few = dict.fromkeys(PREPROCESSINGS, 0.015)
+    checks = {"largest": dict.fromkeys(few, 60.0), "few": few, "squared_norms": [310.0, 320.0]}
+    found = {"name": "mnist", "in_place_of": "mnist", "features": 784, "rows": rows, "checks": checks}
     return {"sets": [found]}
 
 
