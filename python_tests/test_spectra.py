@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from zbkernels.experiments import runner, spectra, spectra_claims
+from zbkernels.experiments.base import ExperimentError
 from zbkernels.experiments.least_eigenvalue import least_eigenvalue
 from zbkernels.experiments.packed_cholesky import NotPositiveDefiniteError, PackedCholesky
 from zbkernels.experiments.preprocessing import (
@@ -123,6 +126,16 @@ def test_a_factor_cut_off_goes_on(tmp_path: Path) -> None:
     calls.clear()
     PackedCholesky(50, tiles_of(x, calls), block=20, path=path)  # other blocks: nothing there is of use
     assert len(calls) == 6
+
+
+def test_a_full_disk_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ExperimentError, match=r"factor\.bin: 0\.0 GB for a Cholesky factor: No space left"):
+        PackedCholesky(50, tiles_of(unit_rows(50, 12).float()), block=16, path=tmp_path / "factor.bin")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_matrix_that_is_not_positive_is_refused() -> None:

@@ -8,12 +8,14 @@ file: what is finished there survives the process, and the next one goes on afte
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from zbkernels.experiments.base import ExperimentError
 from zbkernels.experiments.tangent_kernel import edges_of
 from zbkernels.files import read_json, write_json
 
@@ -36,6 +38,7 @@ class PackedCholesky:
 
     Raises:
         NotPositiveDefiniteError: M is not positive definite in float32.
+        ExperimentError: no room on the disk.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class PackedCholesky:
         if path is None:
             flat = torch.empty(numbers)
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _reserve(path, 4 * numbers)
             flat = torch.from_file(str(path), shared=True, size=numbers)
         sizes = [height * width for height, width in shapes]
         return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
@@ -116,6 +119,23 @@ class PackedCholesky:
                 if left < stop:
                     out[start:stop] += row[:, left:right].double() @ inner[left:right]
         return out
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Take ``size`` bytes of the disk for the file, and leave what it holds: a mapped file cannot say that it is full.
+
+    Raises:
+        ExperimentError: they are not there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise ExperimentError(
+            f"{path}: {size / 1e9:.1f} GB for a Cholesky factor: {error.strerror}"
+        ) from error
 
 
 class _Finished:
