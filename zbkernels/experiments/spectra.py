@@ -187,7 +187,7 @@ EXPERIMENT = Experiment(
         "smoke": Preset("seconds: up to 300 of scikit-learn's digits", "digits", 0, 1, (0,)),
         "quick": Preset("minutes: up to 5,000 images of MNIST", "mnist", 0, 1, (0,)),
         "paper": Preset(
-            "hours on 2 cores, 9 GB of memory, 8 GB of disk: all of MNIST; CIFAR-10, or 10,000 of its stand-in",
+            "hours, 9 GB of memory, 8 GB of disk: all of MNIST; CIFAR-10, or 10,000 images of its stand-in",
             "mnist",
             0,
             1,
