@@ -26,6 +26,7 @@ EXPERIMENTS: dict[str, str] = {
     "linear-regions-2d": "zbkernels.experiments.linear_regions_2d",
     "directionality": "zbkernels.experiments.directionality",
     "ldnet-error": "zbkernels.experiments.ldnet_error",
+    "spectra": "zbkernels.experiments.spectra",
 }
 
 
