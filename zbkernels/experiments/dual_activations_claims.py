@@ -160,7 +160,7 @@ def _offset_of_g(metrics: Metrics) -> Verdict:
     return Verdict(
         "(57): an offset b adds b² + 2b·√g(0)",
         _printed_holds(rows),
-        "; ".join(said) + "; the term is 2b·E[σ], and √g(0) is |E[σ]|",
+        "; ".join(said) + "; the term is 2b·E[σ], and √g(0) is E[σ] without its sign",
     )
 
 

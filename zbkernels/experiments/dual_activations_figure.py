@@ -54,11 +54,11 @@ def _draw(axes: Any, metrics: dict[str, Any], of: str, sigmoidal: bool) -> None:
         if not stand_in:
             at, means = [row["cosine"] for row in rows], [row["mean"] for row in rows]
             axes.plot(at, means, "o", ms=3.6, color=_COLOURS[name])
-    what = "erf, sigmoid and tanh; dashed: erf in their place" if sigmoidal else "kinked, periodic and linear"
+    what = "erf, sigmoid and tanh; dashed: erf in their place" if sigmoidal else "ReLU and its kin, identity, sin + cos"
     axes.set_title(f"{of} (Figure {'4' if of == 'f' else '5'}): {what}", loc="left", fontsize=10.5)
     axes.set(xlim=(-1.03, 1.03), xlabel="cosine of two inputs of norm 1", ylabel=f"{of}(c)")
     if axes.get_lines():
-        axes.legend(frameon=False, fontsize=9, loc="upper left")
+        axes.legend(frameon=False, fontsize=9, loc="lower right")
     _tidy(axes)
 
 
