@@ -12,7 +12,14 @@ from zbkernels import data as image_sets
 from zbkernels.data import Dataset
 from zbkernels.experiments import chernoff_figure, chernoff_report
 from zbkernels.experiments.base import Experiment, Preset, RunContext
-from zbkernels.experiments.chernoff_spectrum import NORMAL, SIGNS, Inputs, Spectrum, first_images, zeros_and_ones
+from zbkernels.experiments.chernoff_spectrum import (
+    NORMAL,
+    SIGNS,
+    Inputs,
+    Spectrum,
+    first_images,
+    zeros_and_ones,
+)
 from zbkernels.experiments.units import crc32, work_unit
 
 ACTIVATIONS = ("relu", "erf:2")  # those of the thesis' experiments
@@ -141,7 +148,8 @@ def _seed(
             {
                 "width": width,
                 **{
-                    key: [float(f"{trial[i][key]:.5g}") for trial in trials if i < len(trial)] for key in trials[0][0]
+                    key: [float(f"{trial[i][key]:.5g}") for trial in trials if i < len(trial)]
+                    for key in trials[0][0]
                 },
             }
             for i, width in enumerate(all_widths)

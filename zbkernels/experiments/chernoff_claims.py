@@ -24,8 +24,15 @@ Case = dict[str, Any]
 def verdicts(metrics: dict[str, Any]) -> list[Verdict]:
     signs = [case for case in metrics["cases"] if case["readout"] == SIGNS]
     return [
-        _norms("(36): no unit's H_k is larger than B²‖X‖²/m", signs, "plain", lambda c: c["slope"] ** 2 * c["norm2"]),
-        _norms("(37): nor is it larger than κ/m, once whitened by H∞", signs, "whitened", lambda c: c["kappa"]),
+        _norms(
+            "(36): no unit's H_k is larger than B²‖X‖²/m",
+            signs,
+            "plain",
+            lambda c: c["slope"] ** 2 * c["norm2"],
+        ),
+        _norms(
+            "(37): nor is it larger than κ/m, once whitened by H∞", signs, "whitened", lambda c: c["kappa"]
+        ),
         _expectation(signs),
         *(_bound(signs, side) for side in SIDES),
         _loose(signs),
@@ -48,7 +55,9 @@ def name_of(case: Case) -> str:
 
 
 def short(case: Case) -> str:
-    return f"{case['activation']} n = {case['inputs']:,}" + (" (0/1)" if case["kind"].startswith("zeros") else "")
+    return f"{case['activation']} n = {case['inputs']:,}" + (
+        " (0/1)" if case["kind"].startswith("zeros") else ""
+    )
 
 
 def deviations(row: dict[str, Any], side: str) -> list[float]:
@@ -83,10 +92,7 @@ def looseness(case: Case, delta: float, side: str, kappa: float | None = None) -
 
 def _norms(claim: str, cases: list[Case], key: str, bound: Callable[[Case], float]) -> Verdict:
     shares = [case["single"][key] / bound(case) for case in cases]
-    said = [
-        f"{short(case)} {case['single'][key]:.1f} of {bound(case):.0f}"
-        for case in cases
-    ]
+    said = [f"{short(case)} {case['single'][key]:.1f} of {bound(case):.0f}" for case in cases]
     units = sum(case["single"]["units"] for case in cases)
     return Verdict(
         claim,

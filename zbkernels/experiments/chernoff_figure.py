@@ -19,14 +19,18 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     cases = [case for case in metrics["cases"] if case["readout"] == SIGNS]
-    shown = [case for case in cases if case["kind"] == cases[0]["kind"] and case["inputs"] == cases[0]["inputs"]]
+    shown = [
+        case for case in cases if case["kind"] == cases[0]["kind"] and case["inputs"] == cases[0]["inputs"]
+    ]
     canvas = Figure(figsize=(11.5, 8.6), layout="constrained")
     grid = canvas.subplots(2, 2)
     _draw_spectra(grid[0][0], shown)
     _draw_deltas(grid[0][1], shown)
     _draw_widths(grid[1][0], cases)
     _draw_errors(grid[1][1], cases)
-    canvas.suptitle(f"H beside H∞ at finite widths, and the matrix Chernoff bound ({metrics['preset']})", fontsize=12.5)
+    canvas.suptitle(
+        f"H beside H∞ at finite widths, and the matrix Chernoff bound ({metrics['preset']})", fontsize=12.5
+    )
     canvas.savefig(path, dpi=110, format="png")
 
 
@@ -51,10 +55,16 @@ def _draw_deltas(axes: Any, shown: list[dict[str, Any]]) -> None:
     for case in shown:
         colour = _COLOURS[case["activation"]]
         rows = [(row["width"], quantile(deviations(row, "lower"), 1 - CHANCE)) for row in case["widths"]]
-        axes.plot(*zip(*rows, strict=True), "o-", ms=3.5, lw=1.6, color=colour, label=f"{short(case)}, measured")
+        axes.plot(
+            *zip(*rows, strict=True), "o-", ms=3.5, lw=1.6, color=colour, label=f"{short(case)}, measured"
+        )
         deltas = [0.02 * 1.08**k for k in range(51)]
-        bound = [(width_needed(case["inputs"], case["kappa"], d, CHANCE, "lower"), d) for d in deltas if d < 1]
-        axes.plot(*zip(*bound, strict=True), color=colour, lw=1.6, ls=(0, (4, 2)), label=f"{short(case)}, (38)")
+        bound = [
+            (width_needed(case["inputs"], case["kappa"], d, CHANCE, "lower"), d) for d in deltas if d < 1
+        ]
+        axes.plot(
+            *zip(*bound, strict=True), color=colour, lw=1.6, ls=(0, (4, 2)), label=f"{short(case)}, (38)"
+        )
     axes.set(xscale="log", yscale="log", xlabel="width m", ylabel="δ")
     axes.set_title("λ_min ≥ 1 - δ in 95 % of trials", loc="left", fontsize=10.5)
     axes.legend(frameon=False, fontsize=9, loc="lower left")
@@ -72,11 +82,11 @@ def _draw_widths(axes: Any, cases: list[dict[str, Any]]) -> None:
         axes.plot([min(ends), max(ends)], [place, place], color=colour, lw=1, alpha=0.5)
         for at, mark in ((found, "o"), (seen, "d"), (asked, "s")):
             if at is not None:
-                axes.plot(at, place, mark, ms=6.5, mfc=colour if mark == "o" else "white", mec=colour, mew=1.5)
+                axes.plot(
+                    at, place, mark, ms=6.5, mfc=colour if mark == "o" else "white", mec=colour, mew=1.5
+                )
         if found is not None:
-            axes.text(
-                asked * 1.25, place, f"{asked / found:,.0f}×", va="center", fontsize=9, color=colour
-            )
+            axes.text(asked * 1.25, place, f"{asked / found:,.0f}×", va="center", fontsize=9, color=colour)
         places.append(place)
         labels.append(short(case))
     axes.set_yticks(places, labels, fontsize=9)
@@ -97,7 +107,9 @@ def _draw_errors(axes: Any, cases: list[dict[str, Any]]) -> None:
     for case in cases:
         rows = [(row["width"], mean(row["error"])) for row in case["widths"]]
         style = styles[sets.index((case["kind"], case["inputs"])) % len(styles)]
-        axes.plot(*zip(*rows, strict=True), color=_COLOURS[case["activation"]], ls=style, lw=1.6, label=short(case))
+        axes.plot(
+            *zip(*rows, strict=True), color=_COLOURS[case["activation"]], ls=style, lw=1.6, label=short(case)
+        )
     axes.set(xscale="log", yscale="log", xlabel="width m", ylabel="‖u - u_IEIN‖ / ‖y‖, mean of trials")
     axes.set_title("Predictions of H beside those of H∞", loc="left", fontsize=10.5)
     axes.legend(frameon=False, fontsize=8.5, loc="lower left")

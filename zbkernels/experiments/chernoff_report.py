@@ -55,7 +55,17 @@ def _heading(metrics: dict[str, Any]) -> str:
 
 
 def _ground(metrics: dict[str, Any]) -> str:
-    header = ["inputs", "‖X‖²", "λ_min(H∞)", "B", "κ (40)", "units", "m‖H_k‖ seen", "whitened, seen", "κ over it"]
+    header = [
+        "inputs",
+        "‖X‖²",
+        "λ_min(H∞)",
+        "B",
+        "κ (40)",
+        "units",
+        "m‖H_k‖ seen",
+        "whitened, seen",
+        "κ over it",
+    ]
     rows = []
     for case in metrics["cases"]:
         if case["readout"] == NORMAL:
@@ -78,7 +88,13 @@ def _ground(metrics: dict[str, Any]) -> str:
 
 
 def _widths(metrics: dict[str, Any]) -> str:
-    header = ["δ, side", "bound (κ)", "measured", "bound / measured", "by what is seen of single units / measured"]
+    header = [
+        "δ, side",
+        "bound (κ)",
+        "measured",
+        "bound / measured",
+        "by what is seen of single units / measured",
+    ]
     rows = []
     for case in metrics["cases"]:
         for side in SIDES:

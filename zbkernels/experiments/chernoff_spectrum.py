@@ -88,7 +88,9 @@ class Spectrum:
             "kappa": self.kappa,
         }
 
-    def trial(self, widths: tuple[int, ...], readout: str, generator: torch.Generator) -> list[dict[str, float]]:
+    def trial(
+        self, widths: tuple[int, ...], readout: str, generator: torch.Generator
+    ) -> list[dict[str, float]]:
         """Draw one first layer that grows, and look at it at each width.
 
         Returns:

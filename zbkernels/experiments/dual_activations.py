@@ -145,9 +145,7 @@ def _curve(name: str, plan: Plan, seeds: tuple[int, ...]) -> dict[str, Any]:
 
 def _quotient(s: Scalar, c: float) -> float:
     """g'(c), |c| <= 0.95, by a difference quotient of fourth order."""
-    far, near = (
-        double_integral(s, s, c + k * _STEP) - double_integral(s, s, c - k * _STEP) for k in (2, 1)
-    )
+    far, near = (double_integral(s, s, c + k * _STEP) - double_integral(s, s, c - k * _STEP) for k in (2, 1))
     return (8 * near - far) / (12 * _STEP)
 
 
@@ -195,7 +193,9 @@ EXPERIMENT = Experiment(
     presets={
         "smoke": Preset("seconds: 9 cosines, 20,000 pairs", "none", 0, 1, (0,)),
         "quick": Preset("half a minute: 41 cosines, 200,000 pairs", "none", 0, 1, (0,)),
-        "paper": Preset("minutes: 101 cosines, 2,000,000 pairs for each of three seeds", "none", 0, 1, (0, 1, 2)),
+        "paper": Preset(
+            "minutes: 101 cosines, 2,000,000 pairs for each of three seeds", "none", 0, 1, (0, 1, 2)
+        ),
     },
     variants=tuple(CURVES),
     run=run,

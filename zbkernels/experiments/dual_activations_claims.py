@@ -11,7 +11,9 @@ import numpy as np
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, Verdict
 
 SAME = 1e-10  # two computations in float64, relative to the curve's largest value
-CHANCE = 0.01  # of taking right means for wrong: the bound on standard errors follows from it and their number
+CHANCE = (
+    0.01  # of taking right means for wrong: the bound on standard errors follows from it and their number
+)
 LINE = 0.005  # of a curve's largest value: the width of a drawn line, "indistinguishable in plots"
 VERY_WELL = 0.05  # of the largest value: "very well approximated"
 SLOPE = 1e-8  # of a difference quotient, relative to the largest f
@@ -133,7 +135,9 @@ def _closed_forms(metrics: Metrics) -> Verdict:
     if len(gaps) < len(PRINTED):
         return Verdict(claim, NOT_TESTABLE, "some of relu, sin+cos and erf:2 were not computed in this run")
     said = ", ".join(f"{number} {gap:.0e}" for number, gap in gaps.items())
-    return Verdict(claim, HOLDS if max(gaps.values()) <= LINE else FAILS, f"of the largest value, at most: {said}")
+    return Verdict(
+        claim, HOLDS if max(gaps.values()) <= LINE else FAILS, f"of the largest value, at most: {said}"
+    )
 
 
 def _offset_of_f(metrics: Metrics) -> Verdict:
@@ -194,7 +198,9 @@ def _duals_near(metrics: Metrics) -> Verdict:
     if len(pairs) < len(NEAR):
         return Verdict(claim, NOT_TESTABLE, "not all of the four were computed in this run")
     gaps = {
-        f"{of} of {one['name']}": dual_gap(one, other, of) / largest(one, of) for one, other in pairs for of in "gf"
+        f"{of} of {one['name']}": dual_gap(one, other, of) / largest(one, of)
+        for one, other in pairs
+        for of in "gf"
     }
     said = ", ".join(f"{name} {100 * gap:.2f} %" for name, gap in gaps.items())
     return Verdict(

@@ -38,7 +38,9 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
             _draw(grid[row][column], metrics, of, sigmoidal)
     _draw_gaps(grid[2][0], metrics)
     _draw_errors(grid[2][1], metrics)
-    canvas.suptitle(f"f and g of activations ({metrics['preset']}); dots: means of drawn pairs", fontsize=12.5)
+    canvas.suptitle(
+        f"f and g of activations ({metrics['preset']}); dots: means of drawn pairs", fontsize=12.5
+    )
     canvas.savefig(path, dpi=110, format="png")
 
 
@@ -54,7 +56,11 @@ def _draw(axes: Any, metrics: dict[str, Any], of: str, sigmoidal: bool) -> None:
         if not stand_in:
             at, means = [row["cosine"] for row in rows], [row["mean"] for row in rows]
             axes.plot(at, means, "o", ms=3.6, color=_COLOURS[name])
-    what = "erf, sigmoid and tanh; dashed: erf in their place" if sigmoidal else "ReLU and its kin, identity, sin + cos"
+    what = (
+        "erf, sigmoid and tanh; dashed: erf in their place"
+        if sigmoidal
+        else "ReLU and its kin, identity, sin + cos"
+    )
     axes.set_title(f"{of} (Figure {'4' if of == 'f' else '5'}): {what}", loc="left", fontsize=10.5)
     axes.set(xlim=(-1.03, 1.03), xlabel="cosine of two inputs of norm 1", ylabel=f"{of}(c)")
     if axes.get_lines():
@@ -69,7 +75,12 @@ def _draw_gaps(axes: Any, metrics: dict[str, Any]) -> None:
             gap = np.array(other[of]) - np.array(one[of])
             share = 100 * gap / np.abs(one[of]).max()
             axes.plot(
-                metrics["cosines"], share, color=_COLOURS[one["name"]], ls=style, lw=1.8, label=f"{of} of {one['name']}"
+                metrics["cosines"],
+                share,
+                color=_COLOURS[one["name"]],
+                ls=style,
+                lw=1.8,
+                label=f"{of} of {one['name']}",
             )
     axes.axhline(0, color="#8a8a8a", lw=0.8)
     axes.set_title("erf less sigmoid, less tanh (64, 65)", loc="left", fontsize=10.5)
@@ -86,9 +97,13 @@ def _draw_errors(axes: Any, metrics: dict[str, Any]) -> None:
     for place, found in enumerate(metrics["curves"]):
         for of, mark, shift in (("f", "o", -0.15), ("g", "x", 0.15)):
             gaps = [
-                np.copysign(in_errors(row), row["mean"] - row["ours"]) for row in found["drawn"] if row["of"] == of
+                np.copysign(in_errors(row), row["mean"] - row["ours"])
+                for row in found["drawn"]
+                if row["of"] == of
             ]
-            axes.plot(gaps, [place + shift] * len(gaps), mark, ms=4, mew=1, mfc="none", color=_COLOURS[names[place]])
+            axes.plot(
+                gaps, [place + shift] * len(gaps), mark, ms=4, mew=1, mfc="none", color=_COLOURS[names[place]]
+            )
     for side in (-1, 1):
         axes.axvline(side * allowed(count), color="#8a8a8a", lw=1, ls=(0, (4, 3)))
     axes.set_yticks(range(len(names)), names, fontsize=9)

@@ -41,7 +41,10 @@ def _values(metrics: dict[str, Any], of: str) -> str:
         drawn = max(in_errors(row) for row in found["drawn"] if row["of"] == of)
         values = [f"{found[of][i]:.4f}" for i in places]
         rows.append([found["name"], *values, f"{apart(found, of):.0e}", f"{drawn:.2f}"])
-    return markdown_table(header, rows) + "\nDistances from the integral are relative to the curve's largest value.\n"
+    return (
+        markdown_table(header, rows)
+        + "\nDistances from the integral are relative to the curve's largest value.\n"
+    )
 
 
 def _stand_ins(metrics: dict[str, Any]) -> str:
@@ -50,7 +53,11 @@ def _stand_ins(metrics: dict[str, Any]) -> str:
     for one, other in near_pairs(metrics):
         gaps = [dual_gap(one, other, of) for of in "gf"]
         shares = [100 * gap / max(map(abs, one[of])) for gap, of in zip(gaps, "gf", strict=True)]
-        numbers = [f"{one['function_apart']:.4f}", *(f"{gap:.4f}" for gap in gaps), *(f"{s:.2f}" for s in shares)]
+        numbers = [
+            f"{one['function_apart']:.4f}",
+            *(f"{gap:.4f}" for gap in gaps),
+            *(f"{s:.2f}" for s in shares),
+        ]
         rows.append([f"{one['name']} and {other['name']}", *numbers])
     return markdown_table(header, rows) + "\nPercentages are of the largest value of f or g.\n"
 
@@ -65,7 +72,10 @@ def _witnesses(metrics: dict[str, Any]) -> str:
                 [
                     f"{number}: {of} of a·{row['name']}(γx) + b",
                     *(f"{row[key]:g}" for key in ("scale", "gain", "offset", "cosine")),
-                    *(f"{value:.4f}" for value in (row["printed"], row["ours"], row["printed"] - row["ours"])),
+                    *(
+                        f"{value:.4f}"
+                        for value in (row["printed"], row["ours"], row["printed"] - row["ours"])
+                    ),
                     f"{row['by_integral']:.4f}",
                     f"{mean:.4f} ± {error:.4f}",
                 ]
