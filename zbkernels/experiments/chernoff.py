@@ -67,8 +67,8 @@ PLANS: dict[str, tuple[Measured, ...]] = {
     "paper": (
         Measured(PAIR, 100, 50, _powers(4, 13), 5, _powers(14, 17), 1000, _BOTH),
         Measured(FIRST, 100, 50, _powers(4, 13), 0, (), 1000),
-        Measured(FIRST, 300, 25, _powers(4, 13), 0, (), 300),
-        Measured(FIRST, 1000, 5, _powers(6, 14), 0, (), 30),
+        Measured(FIRST, 300, 10, _powers(4, 13), 0, (), 50),
+        Measured(FIRST, 1000, 2, _powers(6, 13), 0, (), 5),
     ),
 }
 

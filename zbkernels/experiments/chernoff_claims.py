@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +77,7 @@ def width_measured(case: Case, delta: float, side: str) -> float | None:
     None where it is below the smallest width or beyond the largest.
     """
     points = [(row["width"], quantile(deviations(row, side), 1 - CHANCE)) for row in case["widths"]]
-    for (width, before), (wider, after) in zip(points, points[1:], strict=False):
+    for (width, before), (wider, after) in itertools.pairwise(points):
         if before > delta >= after:
             part = math.log(before / delta) / math.log(before / after)
             return width * (wider / width) ** part

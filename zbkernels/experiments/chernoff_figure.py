@@ -1,4 +1,4 @@
-"""The picture of the ``chernoff`` experiment: spectra over widths, what the bound allows, and widths asked and needed."""
+"""The picture of the ``chernoff`` experiment: spectra over widths, what the bound allows, widths asked and needed."""
 
 from __future__ import annotations
 

@@ -114,9 +114,9 @@ def _widths(metrics: dict[str, Any]) -> str:
                     ]
                 )
     note = (
-        "\nBetween two widths the measured one is interpolated. The last column is the bound with the largest whitened unit "
-        "seen in place of κ: what is left is the looseness of the inequality itself (and of not having seen the largest). "
-        "A dash: beyond the widths drawn, or no bound.\n"
+        "\nBetween two widths the measured one is interpolated. The last column is the bound with the largest whitened "
+        "unit seen in place of κ: what is left is the looseness of the inequality itself (and of not having seen the "
+        "largest). A dash: beyond the widths drawn, or no bound.\n"
     )
     return markdown_table(header, rows) + note
 
@@ -139,5 +139,6 @@ def _spectrum(case: dict[str, Any]) -> str:
         )
     return (
         markdown_table(header, rows)
-        + "\nMeans over the trials, and what 95 % of them do not go beyond. Predictions: ‖u - u_IEIN‖/‖y‖ on test inputs.\n"
+        + "\nMeans over the trials, and what 95 % of them do not go beyond. Predictions: ‖u - u_IEIN‖/‖y‖ on test "
+        "inputs.\n"
     )

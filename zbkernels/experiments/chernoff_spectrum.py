@@ -144,5 +144,10 @@ class Spectrum:
     def _predict(self, kernel: Tensor) -> Tensor:
         """H_z H⁻¹ y (equation 33); where few units leave H without a full rank, by least squares."""
         n = self.inputs.size
-        weights = torch.linalg.lstsq(kernel[:n], self.inputs.targets[:, None], driver="gelsd").solution
+        targets = self.inputs.targets[:, None]
+        factor, failed = torch.linalg.cholesky_ex(kernel[:n])
+        if failed:
+            weights = torch.linalg.lstsq(kernel[:n], targets, driver="gelsd").solution
+        else:
+            weights = torch.cholesky_solve(targets, factor)
         return (kernel[n:] @ weights)[:, 0]

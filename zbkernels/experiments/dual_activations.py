@@ -161,7 +161,11 @@ def _witnesses(plan: Plan, seeds: tuple[int, ...]) -> dict[str, Any]:
         found["equation_57"].append(
             {
                 "name": name,
-                **{"scale": scale, "gain": gain, "offset": offset, "cosine": c, "mean": mean(before)},
+                "scale": scale,
+                "gain": gain,
+                "offset": offset,
+                "cosine": c,
+                "mean": mean(before),
                 "printed": printed,
                 "ours": dual.g(moved, torch.tensor([c], dtype=torch.float64)).item(),
                 "by_integral": double_integral(moved, moved, c),
@@ -175,7 +179,10 @@ def _witnesses(plan: Plan, seeds: tuple[int, ...]) -> dict[str, Any]:
         found["equation_62"].append(
             {
                 "name": name,
-                **{"scale": scale, "gain": gain, "offset": offset, "cosine": c},
+                "scale": scale,
+                "gain": gain,
+                "offset": offset,
+                "cosine": c,
                 "printed": 2 * scale**2 * c / math.pi * ((1 + 1 / (2 * gain**2)) ** 2 - c * c) ** -0.5
                 + offset**2,
                 "ours": dual.f(s, torch.tensor([c], dtype=torch.float64)).item(),

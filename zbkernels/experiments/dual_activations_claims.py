@@ -143,12 +143,12 @@ def _closed_forms(metrics: Metrics) -> Verdict:
 def _offset_of_f(metrics: Metrics) -> Verdict:
     rows = metrics["equation_62"]
     said = [
-        f"a = {row['scale']:g}, γ = {row['gain']:g}, b = {row['offset']:g}, c = {row['cosine']:g}: printed "
+        f"a = {row['scale']:g}, gain = {row['gain']:g}, b = {row['offset']:g}, c = {row['cosine']:g}: printed "
         f"{row['printed']:.4f}, integral {row['by_integral']:.4f}, ours {row['ours']:.4f}"
         for row in rows
     ]
     return Verdict(
-        "(62): f of a·erf(γx) + b has the term b²",
+        "(62): f of a·erf(gain·x) + b has the term b²",
         _printed_holds(rows),
         "; ".join(said) + "; an offset has no derivative",
     )
@@ -164,7 +164,8 @@ def _offset_of_g(metrics: Metrics) -> Verdict:
     return Verdict(
         "(57): an offset b adds b² + 2b·√g(0)",
         _printed_holds(rows),
-        "; ".join(said) + "; the term is 2b·E[σ], and √g(0) is E[σ] without its sign",
+        "; ".join(said)
+        + "; the term is 2b times the mean of the activation, and √g(0) is that mean without its sign",
     )
 
 
@@ -222,6 +223,6 @@ def _around_1(metrics: Metrics) -> Verdict:
     return Verdict(
         "g typically has magnitude around 1, so that the output at initialisation is not negligible (Section 4.2.2)",
         HOLDS if around >= TYPICALLY * len(sizes) else FAILS,
-        f"largest values from {sizes[low]:.3f} ({low}) to {sizes[high]:.3f} ({high}), {around} of {len(sizes)} within a "
-        f"factor of {AROUND_1:g} of 1 (typically: three quarters)",
+        f"largest values from {sizes[low]:.3f} ({low}) to {sizes[high]:.3f} ({high}), {around} of {len(sizes)} within "
+        f"a factor of {AROUND_1:g} of 1 (typically: three quarters)",
     )

@@ -24,8 +24,9 @@ def _heading(metrics: dict[str, Any]) -> str:
     seeds = ", ".join(map(str, metrics["seeds"]))
     return (
         f"# dual-activations, preset {metrics['preset']}\n\n"
-        "- The thesis' figures are curves without numbers, and its text names one of them: there is nothing to subtract "
-        "ours from. Ours are held to a double integral in float64 and to drawn pairs, which share no code with them.\n"
+        "- The thesis' figures are curves without numbers, and its text names one of them: there is nothing to "
+        "subtract ours from. Ours are held to a double integral in float64 and to drawn pairs, which share no code "
+        "with them.\n"
         f"- {len(metrics['cosines'])} cosines from -1 to 1; {metrics['draws']:,} drawn pairs at each of "
         f"{len(metrics['drawn_at'])} of them, for each seed ({seeds}).\n"
     )
@@ -63,14 +64,14 @@ def _stand_ins(metrics: dict[str, Any]) -> str:
 
 
 def _witnesses(metrics: dict[str, Any]) -> str:
-    header = ["equation", "a", "γ", "b", "c", "printed", "ours", "printed - ours", "integral", "drawn"]
+    header = ["equation", "a", "gain", "b", "c", "printed", "ours", "printed - ours", "integral", "drawn"]
     rows = []
     for number, of in (("57", "g"), ("62", "f")):
         for row in metrics[f"equation_{number}"]:
             mean, error = row["drawn"]
             rows.append(
                 [
-                    f"{number}: {of} of a·{row['name']}(γx) + b",
+                    f"{number}: {of} of a·{row['name']}(gain·x) + b",
                     *(f"{row[key]:g}" for key in ("scale", "gain", "offset", "cosine")),
                     *(
                         f"{value:.4f}"

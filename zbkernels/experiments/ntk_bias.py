@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from zbkernels import data as image_sets
 from zbkernels.data import Dataset
 from zbkernels.experiments import ntk_bias_figure, ntk_bias_report
@@ -24,7 +22,7 @@ DEPTHS = {"depth-1": 1, "depth-3": 3}  # hidden layers
 BETAS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # of the distances in closed form
 CONTRASTS = (1.0, 0.25, 0.1, 0.05, 0.025, 0.01, 0.001)
 WITNESSED = (0.1, 1.0)
-TARGET = 0.1  # of the finite networks, for odd digits, and less it for even: near the size of their outputs at the start
+TARGET = 0.1  # of the finite networks, for odd digits, and -0.1 for even: near the size of their outputs at the start
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,9 @@ def _same_limit(depths: list[Found]) -> Verdict:
     return Verdict(
         "Remark 1, second half: and to the same limit with biases and without",
         HOLDS if max(gaps) <= SAME else FAILS,
-        f"‖K_β - K_0‖/‖K_0‖ of the limits: {'; '.join(said)}. By equation 33 itself, without a hidden layer and at any "
-        f"width: {row['linear_with']:.4f} with β = {row['beta']:g}, {row['linear_without']:.4f} without, for two images",
+        f"‖K_β - K_0‖/‖K_0‖ of the limits: {'; '.join(said)}. By equation 33 itself, of two images, "
+        f"without a hidden layer, at any width: {row['linear_with']:.4f} with β = {row['beta']:g}, "
+        f"{row['linear_without']:.4f} without",
     )
 
 

@@ -30,9 +30,9 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     canvas.savefig(path, dpi=110, format="png")
 
 
-def _colours(betas: list[float]) -> dict[float, str]:
+def _colours(found: dict[str, Any]) -> dict[float, str]:
     """Without biases blue; with them the darker the larger beta is."""
-    rest = [beta for beta in betas if beta]
+    rest = sorted({*betas_of(found), *found["dynamics"]["betas"]} - {0.0})
     return {0.0: _WITHOUT} | {beta: _WITH[-len(rest) :][i] for i, beta in enumerate(rest)}
 
 
@@ -62,8 +62,9 @@ def _draw_limits(axes: Any, found: dict[str, Any]) -> None:
 
 
 def _draw_networks(axes: Any, found: dict[str, Any]) -> None:
-    betas = betas_of(found)
-    for beta, colour in _colours(betas).items():
+    colours = _colours(found)
+    for beta in betas_of(found):
+        colour = colours[beta]
         for key, style in (("to_own", "-"), ("moved", (0, (1, 1.5))), ("to_zero", (0, (5, 2)))):
             if key == "to_zero" and beta == 0:
                 continue
@@ -80,14 +81,18 @@ def _draw_networks(axes: Any, found: dict[str, Any]) -> None:
         "Networks: to own limit (—), to K_0 (- -),\nmoved by training (···)", loc="left", fontsize=10.5
     )
     axes.legend(frameon=False, fontsize=8.5, loc="upper right")
+    widths = sorted({net["width"] for net in found["networks"]})
+    axes.set_xticks(widths, [f"{width:,}" for width in widths], fontsize=8.5)
+    axes.set_xticks([], minor=True)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * 12)  # room for the legend
     _tidy(axes)
 
 
 def _draw_dynamics(axes: Any, found: dict[str, Any]) -> None:
-    betas = found["dynamics"]["betas"]
-    for beta, colour in _colours(betas).items():
+    colours = _colours(found)
+    for beta in found["dynamics"]["betas"]:
+        colour = colours[beta]
         for unit, style in (("same", "-"), ("own", (0, (4, 2)))):
             curves = found["dynamics"][unit]
             end = curves["times"][-1]
@@ -102,9 +107,8 @@ def _draw_dynamics(axes: Any, found: dict[str, Any]) -> None:
 
 
 def _draw_contrast(axes: Any, found: dict[str, Any]) -> None:
-    rows = found["regressions"]
-    for row in rows:
-        colour = _colours([r["beta"] for r in rows])[row["beta"]]
+    for row in found["regressions"]:
+        colour = _colours(found)[row["beta"]]
         scalars = [at["scalar"] for at in row["contrast"]]
         axes.plot(
             scalars,

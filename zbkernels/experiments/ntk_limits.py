@@ -1,7 +1,7 @@
 """The tangent kernels of infinitely wide ReLU networks with biases and without: how far apart, and what they predict.
 
-The networks are those of equation 20: weights N(0, 1) over the root of the fan-in, biases N(0, 1) times beta. Trained to
-the end from an output of 0, they predict K(z, X) K(X, X)⁻¹ Y; at time t of gradient flow on the mean of the squared
+The networks are those of equation 20: weights N(0, 1) over the root of the fan-in, biases N(0, 1) times beta. Trained
+to the end from an output of 0, they predict K(z, X) K(X, X)⁻¹ Y; at time t of gradient flow on the mean of the squared
 errors over N images, what is left of Y is exp(-K t / N) Y.
 """
 

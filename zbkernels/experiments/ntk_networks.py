@@ -1,4 +1,4 @@
-"""Finite fully connected networks in the NTK parametrisation (equation 20): their empirical tangent kernels, trained."""
+"""Finite fully connected networks in the NTK parametrisation (equation 20): their tangent kernels, and training."""
 
 from __future__ import annotations
 
