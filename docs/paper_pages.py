@@ -3,7 +3,8 @@
     python docs/paper_pages.py          writes the pages anew
     python docs/paper_pages.py --check  fails where a page does not say what the results say
 
-A page's text is written by hand; a line ``<!-- verdicts NAME -->`` takes the claims of docs/results/NAME/table.md.
+A page's text is written by hand; a line ``<!-- verdicts NAME -->`` takes the claims of docs/results/NAME/table.md, and
+``<!-- part NAME: HEADING -->`` what stands there under ``## HEADING``. Both end with ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-_FILLED = re.compile(r"(<!-- verdicts (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_FILLED = re.compile(
+    r"(<!-- (?P<kind>verdicts|part) (?P<name>[\w-]+)(?:: (?P<heading>[^\n]*?))? -->\n).*?(<!-- end -->)",
+    re.DOTALL,
+)
 
 
 def verdicts_of(name: str) -> str:
@@ -37,9 +41,29 @@ def verdicts_of(name: str) -> str:
     return "\n".join(f"**{heading}**\n\n{table}" for heading, table in tables)
 
 
+def part_of(name: str, heading: str) -> str:
+    """What a committed run's report has under ``## heading``, up to the next of these.
+
+    Raises:
+        ValueError: the report has no such heading.
+    """
+    path = DOCS / "results" / name / "table.md"
+    for part in path.read_text(encoding="utf-8").split("\n## ")[1:]:
+        title, _, text = part.partition("\n")
+        if title == heading:
+            return text.strip() + "\n"
+    raise ValueError(f"{path}: expected a part headed {heading!r}, found none")
+
+
 def filled(text: str) -> str:
     """The page with every marked place filled from the results."""
-    return _FILLED.sub(lambda found: found[1] + verdicts_of(found["name"]) + found[3], text)
+
+    def contents(found: re.Match[str]) -> str:
+        if found["kind"] == "verdicts":
+            return verdicts_of(found["name"])
+        return part_of(found["name"], found["heading"])
+
+    return _FILLED.sub(lambda found: found[1] + contents(found) + "<!-- end -->", text)
 
 
 def main(arguments: list[str]) -> int:

@@ -298,7 +298,9 @@ def test_rows_of_networks_reach_512_images() -> None:
     for mode in ("forward", "train"):
         models = {case.model for case in here if case.mode == mode}
         assert models >= SEQUENCES - {"resnet9-small"} and {"resnet18", "resnet50-fixup"} <= models
-        assert {case.model for case in card if case.mode == mode and case.n == 512} == SEQUENCES - {"resnet9-small"}
+        assert {case.model for case in card if case.mode == mode and case.n == 512} == SEQUENCES - {
+            "resnet9-small"
+        }
     assert {case.n for case in here} == {1, 4, 32, 64, 128, 512}
     cases = {case.name: case for case in here}
     assert cases["cnn-fashion-b32"].shape == "32x1x28x28 -> 10, 4 layers, 0.809 M weights"

@@ -19,7 +19,8 @@ import paper_pages  # noqa: E402 - docs is no package
 def test_a_page_has_the_verdicts_of_the_runs(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == paper_pages.filled(text), "python docs/paper_pages.py mends it"
-    assert text.count("<!-- verdicts ") == text.count("<!-- end -->")
+    marks = text.count("<!-- verdicts ") + text.count("<!-- part ")
+    assert marks == len(paper_pages._FILLED.findall(text)) == text.count("<!-- end -->")
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,18 @@ def test_a_change_of_a_verdict_makes_a_page_stale(tmp_path: Path, monkeypatch: p
     again = paper_pages.filled(page)
     assert "**A**" in again and "**B**" in again and "**does not hold**" in again
     assert again == paper_pages.filled(again)
+
+
+def test_a_part_of_a_report_is_taken_by_its_heading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tmp_path / "results/run/table.md"
+    report.parent.mkdir(parents=True)
+    report.write_text("# run\n\n## A: 1\n\n| a |\n\ntext\n\n## B\n\n| b |\n")
+    monkeypatch.setattr(paper_pages, "DOCS", tmp_path)
+    page = paper_pages.filled(
+        "<!-- part run: A: 1 -->\nold\n<!-- end -->\n<!-- part run: B -->\n<!-- end -->\n"
+    )
+    assert page == (
+        "<!-- part run: A: 1 -->\n| a |\n\ntext\n<!-- end -->\n<!-- part run: B -->\n| b |\n<!-- end -->\n"
+    )
+    with pytest.raises(ValueError, match="headed 'C'"):
+        paper_pages.filled("<!-- part run: C -->\n<!-- end -->\n")

@@ -25,6 +25,7 @@ EXPERIMENTS: dict[str, str] = {
     "zero-image": "zbkernels.experiments.zero_image",
     "linear-regions-2d": "zbkernels.experiments.linear_regions_2d",
     "directionality": "zbkernels.experiments.directionality",
+    "ldnet-error": "zbkernels.experiments.ldnet_error",
     "dual-activations": "zbkernels.experiments.dual_activations",
     "chernoff": "zbkernels.experiments.chernoff",
     "ntk-bias": "zbkernels.experiments.ntk_bias",

@@ -1,0 +1,145 @@
+"""Gradient flow of a linearised network in closed form, where its feature matrix fits into memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zbkernels.infinite.linearized import LinearizedNet
+
+_CHUNK_BYTES = 1 << 28  # of features that are computed at a time
+MAX_BYTES = 1 << 32
+
+
+def features(net: LinearizedNet, x: Any, *, max_bytes: int = MAX_BYTES) -> Tensor:
+    """∂u/∂θ at θ(0), the feature matrix (thesis, section 7.2).
+
+    Args:
+        net: whose model treats each input of a batch by itself.
+        x: the inputs, a tensor [n, …], or a tuple of such where the model takes several.
+
+    Returns:
+        [n, outputs, P]: outputs of an input in row-major order, P numbers of Δθ in the order of ``net.delta``.
+
+    Raises:
+        ValueError: the matrix would have more than ``max_bytes``; the message has the sizes.
+        TypeError: the model returns anything but one tensor.
+    """
+    inputs = x if isinstance(x, tuple) else (x,)
+    initial = net.initial_parameters()
+    n, size = len(inputs[0]), sum(value.numel() for value in initial.values())
+    with torch.no_grad():
+        u = net.initial(*(t[:1] for t in inputs))
+    if not isinstance(u, Tensor):
+        raise TypeError(f"features: expected the model to return one tensor, got {type(u).__name__}")
+    outputs = u[0].numel()
+    row = outputs * size * u.element_size()
+    if n * row > max_bytes:
+        raise ValueError(
+            f"features: {n} inputs x {outputs} outputs x {size:,} parameters of {u.dtype} need {n * row:,} bytes, "
+            f"expected at most max_bytes={max_bytes:,}; train the LinearizedNet by an optimizer instead"
+        )
+
+    def one(parameters: dict[str, Tensor], *single: Tensor) -> Tensor:
+        return net.outputs_at(parameters, *(t[None] for t in single)).reshape(-1)
+
+    def rows(*part: Tensor) -> Tensor:
+        derivative = torch.func.vmap(torch.func.jacrev(one), (None, *(0 for _ in part)))(initial, *part)
+        return torch.cat([value.flatten(2) for value in derivative.values()], 2)
+
+    chunk = max(1, _CHUNK_BYTES // max(row, 1))
+    matrix = u.new_empty((n, outputs, size))
+    for start in range(0, n, chunk):
+        matrix[start : start + chunk] = rows(*(t[start : start + chunk] for t in inputs)).detach()
+    return matrix
+
+
+@dataclass(frozen=True)
+class GradientFlow:
+    """Where training on ½‖y - Δu(X)‖², summed over inputs and outputs, takes Δθ: see :func:`gradient_flow`."""
+
+    _net: LinearizedNet
+    _start: Tensor  # [P], Δθ when it was solved
+    _left: Tensor  # of the singular value decomposition of the features, U S Vᵀ: Uᵀ(y - output)
+    _values: Tensor  # S
+    _right: Tensor  # Vᵀ
+
+    def at(self, t: float) -> dict[str, Tensor]:
+        """Δθ after time ``t`` of dΔθ/dt = -∂L/∂Δθ (equations 10 to 14), ``math.inf`` for the end (15), by name.
+
+        At the end it is the least change that fits best: directions with singular values below rounding stay.
+
+        Raises:
+            ValueError: a time below 0 or NaN.
+        """
+        if not t >= 0:
+            raise ValueError(f"GradientFlow.at: expected a time >= 0, got {t!r}")
+        return self._after(
+            -torch.expm1(-(self._values**2) * t) if t < math.inf else torch.ones_like(self._values)
+        )
+
+    def after_steps(self, steps: int, lr: float) -> dict[str, Tensor]:
+        """Δθ after so many full-batch steps of gradient descent, by name.
+
+        Raises:
+            ValueError: lr·s² > 2 for the largest singular value s: descent diverges; or negative numbers.
+        """
+        largest = float(self._values.max()) ** 2
+        if steps < 0 or not 0 <= lr * largest <= 2:
+            raise ValueError(
+                f"GradientFlow.after_steps: expected steps >= 0 and 0 <= lr <= {2 / largest:.3g}, got {steps} and {lr!r}"
+            )
+        return self._after(1 - (1 - lr * self._values**2) ** steps)
+
+    def load(self, delta: dict[str, Tensor]) -> None:
+        """Put a Δθ into the network this was solved for, which then predicts with it."""
+        with torch.no_grad():
+            for name, parameter in self._net.delta.named_parameters():
+                parameter.copy_(delta[name])
+
+    def _after(self, share: Tensor) -> dict[str, Tensor]:
+        """``share``: how much of the way each direction has gone."""
+        # Below this a singular value is rounding: numpy's and scipy's rule for the rank.
+        least = self._values.max() * max(len(self._left), self._right.shape[1]) * torch.finfo(share.dtype).eps
+        share = torch.where(self._values > least, share / self._values, 0)
+        flat = self._start + (share * self._left) @ self._right
+        sizes = [parameter.numel() for parameter in self._net.delta.parameters()]
+        parts = flat.split(sizes)
+        return {
+            name: part.view(parameter.shape)
+            for (name, parameter), part in zip(self._net.delta.named_parameters(), parts, strict=True)
+        }
+
+
+def gradient_flow(net: LinearizedNet, x: Any, y: Tensor, *, max_bytes: int = MAX_BYTES) -> GradientFlow:
+    """Solve the training of ``net`` on ½‖y - net(x)‖² from its present Δθ, for all times at once.
+
+    By a singular value decomposition of the feature matrix, of O(min(n·outputs, P)² · max(n·outputs, P)) operations:
+
+        flow = gradient_flow(net, x, y)
+        flow.load(flow.at(math.inf))        # the net now predicts as after endless training
+
+    Args:
+        net: whose model treats each input of a batch by itself (in evaluation mode nearly every one does).
+        x: [n, …], or a tuple of such where the model takes several inputs.
+        y: the targets, of the shape of ``net(x)``.
+        max_bytes: that the feature matrix may have.
+
+    Raises:
+        ValueError: targets of another shape, or a feature matrix that does not fit (as :func:`features`).
+    """
+    inputs = x if isinstance(x, tuple) else (x,)
+    matrix = features(net, x, max_bytes=max_bytes).flatten(0, 1)
+    with torch.no_grad():
+        output = net(*inputs)
+    if output.shape != y.shape:
+        raise ValueError(
+            f"gradient_flow: expected targets of the output's shape {list(output.shape)}, got {list(y.shape)}"
+        )
+    U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
+    start = torch.cat([parameter.detach().flatten() for parameter in net.delta.parameters()])
+    return GradientFlow(net, start, U.mT @ (y.to(output.dtype) - output).flatten(), S, Vh)
