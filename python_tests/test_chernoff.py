@@ -175,7 +175,7 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
     assert verdict(single("whitened", 600.0), "(37)") == FAILS
     off = changed(lambda cases: cases[0]["widths"][0].update(middle=[1.5, 1.6, 1.4]))
     assert verdict(off, "E(H_k)") == FAILS
-    broken = changed(lambda cases: cases[0]["widths"][-1].update(low=[0.1], high=[3.0]))
+    broken = changed(lambda cases: cases[0]["widths"][-1].update(low=[0.1] * 8, high=[3.0] * 8))
     broken["cases"][0]["kappa"] = 50.0
     assert verdict(broken, "(38)") == verdict(broken, "(39)") == FAILS
     assert verdict(changed(lambda cases: cases[0].update(kappa=5.0)), "more than ten times") == FAILS
