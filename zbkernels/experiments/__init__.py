@@ -27,6 +27,9 @@ EXPERIMENTS: dict[str, str] = {
     "directionality": "zbkernels.experiments.directionality",
     "ldnet-error": "zbkernels.experiments.ldnet_error",
     "spectra": "zbkernels.experiments.spectra",
+    "dual-activations": "zbkernels.experiments.dual_activations",
+    "chernoff": "zbkernels.experiments.chernoff",
+    "ntk-bias": "zbkernels.experiments.ntk_bias",
 }
 
 
