@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -336,7 +336,7 @@ class DualCase:
         return f"dual_{self.mode}"
 
     @property
-    def options(self) -> dict[str, object]:
+    def options(self) -> dict[str, Any]:
         """The op's own."""
         return {"kernel": self.kernel, "activation": self.activation, "depth": self.depth}
 
