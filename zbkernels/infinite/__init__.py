@@ -3,6 +3,6 @@
 from zbkernels.infinite import dual
 from zbkernels.infinite.activations import Activation, from_callable
 from zbkernels.infinite.dual_expectation import ToleranceError
-from zbkernels.infinite.kernels import nngp, ntk
+from zbkernels.infinite.fused import nngp, ntk
 
 __all__ = ["Activation", "ToleranceError", "dual", "from_callable", "nngp", "ntk"]
