@@ -65,7 +65,10 @@ def test_compiles_without_spills(case: str, target: Target) -> None:
         assert code.local_bytes == 0, f"{code.name}: {code.local_bytes} bytes spilled"
         assert code.shared_bytes <= limit, f"{code.name}: {code.shared_bytes} bytes of shared memory"
         assert code.instructions(r"\batom\.|\bred\.|_atomic_") == 0, f"{code.name}: atomics"
-        assert code.instructions(r"\.ftz") == 0, f"{code.name}: subnormals are flushed to zero"
+        # float64 knows no flushing; its exp looks at the exponent alone as a float32.
+        assert "f64" in case or code.instructions(r"\.ftz") == 0, (
+            f"{code.name}: subnormals are flushed to zero"
+        )
 
 
 @pytest.mark.parametrize("case", ("tiles f16, max and code", "tiles f16, no pool", "linear f16"))

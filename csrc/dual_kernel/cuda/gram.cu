@@ -6,9 +6,8 @@
 //
 // Ladder
 //   1  128 × 64 pairs a block (64 × 64 in float64), 8 × 4 a thread: 3 loads of 16 bytes from shared memory
-//   for
-//      32 multiply-adds; of a batch with itself the upper tiles, each written twice. Emulated and compiled;
-//      not yet run on a card.
+//      for 32 multiply-adds; of a batch with itself the upper tiles, each written twice. Emulated and
+//      compiled; not yet run on a card.
 #include "common/last_kernel.h"
 #include "dual_kernel/cuda/kernels.h"
 #include "dual_kernel/cuda/network.h"
