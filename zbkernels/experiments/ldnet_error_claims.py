@@ -71,6 +71,11 @@ def average(by_seed: dict[int, float]) -> float:
     return mean(list(by_seed.values()))
 
 
+def _same_seeds(ours: dict[int, float], reference: dict[int, float]) -> float:
+    """The mean of ``reference`` over the seeds that ``ours`` has: the same initial weights."""
+    return average({seed: reference[seed] for seed in ours})
+
+
 def _missing(claim: str) -> Verdict:
     return Verdict(claim, NOT_TESTABLE, "networks that it speaks of were not trained in this run")
 
@@ -236,7 +241,9 @@ def _corner(metrics: dict[str, Any]) -> Verdict:
     at = [width for width in metrics["trained"] if (width, low) in down and (width, low) in linear]
     if not at:
         return _missing(_CORNER)
-    ratios = {width: average(down[width, low]) / average(linear[width, low]) for width in at}
+    ratios = {
+        width: average(down[width, low]) / _same_seeds(down[width, low], linear[width, low]) for width in at
+    }
     exact = errors(metrics, "relu", DOWNSCALED, "exact")
     said = ", ".join(
         f"{width:,}: {average(down[width, low]):.2f} ({ratios[width]:.0f} times)" for width in at
@@ -259,7 +266,7 @@ def _otherwise(metrics: dict[str, Any]) -> Verdict:
     down, linear = errors(metrics, "relu", DOWNSCALED), errors(metrics, "relu", LINEARIZED)
     apart = errors(metrics, "relu", DOWNSCALED, "apart")
     cells = [
-        (abs(average(found) / average(linear[key]) - 1), *key)
+        (abs(average(found) / _same_seeds(found, linear[key]) - 1), *key)
         for key, found in down.items()
         if key[1] >= 1 and key in linear
     ]
