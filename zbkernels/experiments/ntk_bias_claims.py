@@ -66,6 +66,10 @@ def hidden(found: Found) -> str:
     return f"{found['depth']} hidden layer{'s' if found['depth'] != 1 else ''}"
 
 
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _falls(depths: list[Found], key: str) -> tuple[str, str]:
     """A verdict on a measure that should go to 0 as the width grows, for every beta; and the numbers."""
     said, judged = [], []
@@ -101,7 +105,7 @@ def _same_limit(depths: list[Found]) -> Verdict:
         rows = found["distances"]
         gaps += [row["plain"] for row in rows]
         said.append(
-            f"{hidden(found)} " + ", ".join(f"β = {row['beta']:g} {row['plain']:.3g}" for row in rows)
+            f"{hidden(found)} " + ", ".join(f"β = {row['beta']:g} {_short(row['plain'])}" for row in rows)
         )
     row = depths[0]["witnesses"][-1]
     return Verdict(
@@ -182,7 +186,7 @@ def _same_constant(depths: list[Found]) -> Verdict:
             own, zero = (by_width(found, beta, f"after_to_{of}")[-1] for of in ("own", "zero"))
             farther = farther and zero[1] > own[1]
             parts.append(
-                f"β = {beta:g} {own[1]:.2g} from its own limit, {zero[1]:.2g} from that without biases"
+                f"β = {beta:g} {own[1]:.2g} from its own limit, {_short(zero[1])} from that without biases"
             )
         said.append(f"{hidden(found)} {', '.join(parts)}")
     return Verdict(

@@ -27,8 +27,7 @@ def _heading(metrics: dict[str, Any]) -> str:
     note = f" Note on the data: {data['note']}." if data["note"] else ""
     return (
         f"# ntk-bias, preset {metrics['preset']}\n\n"
-        f"- {data['title']}, {data['train_images']:,} training and {data['test_images']:,} test images, pixels in "
-        f"[0, 1] with a mean square of {data['mean_square']:.3f}.{note}\n"
+        f"- {data['title']}; pixels in [0, 1] with a mean square of {data['mean_square']:.3f}.{note}\n"
         "- Networks as in equation 20: ReLU, N(0, 1) weights over √fan-in, N(0, 1) biases times β; β = 0 is the "
         "zero-bias network. The paper gives no number here.\n"
         f"- Finite networks: kernels at {metrics['inputs']} images, of which half are trained on "
