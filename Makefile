@@ -73,7 +73,10 @@ demo: $(VENV)/for-demo
 	$(DEMO_CUDA) $(BUILD) > /dev/null
 	$(VENV)/bin/zb demo
 
-test: build lint typecheck pytest-main pytest-triton-interpret pytest-triton-aot
+# What one core does at a time, side by side; then the rest, which shares the cores itself.
+test: build
+	$(MAKE) --no-print-directory -j $(TEST_WORKERS) -O lint typecheck pytest-triton-interpret pytest-triton-aot
+	$(MAKE) --no-print-directory pytest-main
 
 build: $(VENV)/for-test
 	$(TEST_CUDA) $(BUILD)
