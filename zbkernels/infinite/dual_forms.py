@@ -9,7 +9,7 @@ A form has three functions. With (u, v) jointly Gaussian of mean 0, variances q1
 All of them are made of plain torch operations, so every transform of torch.func works, and they are written so
 that no gradient is NaN or infinite: where the angle between the inputs is 0 or 180 degrees its square root has no
 derivative, and the symmetric value 0 is taken; where a variance is 0 the piecewise linear forms have gradient 0.
-NaN comes out as NaN. A variance below 0 counts as 0.
+NaN comes out as NaN, beside a vector of zeros too. A variance below 0 counts as 0.
 
 ``sin2`` is the squared sine of the angle between the two inputs. From the three numbers alone it has an absolute
 error of some eps, so the angle has one of sqrt(eps) near 0 and 180 degrees, and of eps elsewhere; a caller that
@@ -72,7 +72,7 @@ def _abs_dual(q11: Tensor, q12: Tensor, q22: Tensor, sin2: Tensor) -> Tensor:
     """E|u||v| = 2/pi (sqrt(q11 q22) sin + q12 (pi/2 - angle))."""
     none = (q11 <= 0) | (q22 <= 0)
     norms, sine, rest = _angle(q11, q12, q22, sin2)
-    return torch.where(none, 0, (2 / math.pi) * (norms * sine + q12 * rest))
+    return torch.where(none, 0 * q12, (2 / math.pi) * (norms * sine + q12 * rest))
 
 
 def _sign_dual(q11: Tensor, q12: Tensor, q22: Tensor, sin2: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def leaky_relu(slope: float) -> Form:
     odd, even = (1 + slope) / 2, (1 - slope) / 2
 
     def dual(q11: Tensor, q12: Tensor, q22: Tensor, sin2: Tensor) -> Tensor:
-        value = odd**2 * torch.where((q11 <= 0) | (q22 <= 0), 0, q12)
+        value = odd**2 * torch.where((q11 <= 0) | (q22 <= 0), 0 * q12, q12)
         return value + even**2 * _abs_dual(q11, q12, q22, sin2)
 
     def derivative(q11: Tensor, q12: Tensor, q22: Tensor, sin2: Tensor) -> Tensor:
