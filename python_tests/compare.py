@@ -28,11 +28,14 @@ def float64_reference(op: Op, sample: Sample) -> tuple[torch.Tensor, ...]:
     return outputs(op.reference(*map(in_float64, sample.args), **kwargs))
 
 
-def value_fault(got: torch.Tensor, same_dtype: torch.Tensor, exact: torch.Tensor) -> str | None:
+def value_fault(
+    got: torch.Tensor, same_dtype: torch.Tensor, exact: torch.Tensor, *, slack: float = 0.0
+) -> str | None:
     """What is wrong with ``got``, or None.
 
     Its error against float64 may be four times the largest that torch's own run in the same dtype makes, plus
-    four units in the last place of the largest value: two orders of summing differ by that much.
+    four units in the last place of the largest value: two orders of summing differ by that much. ``slack`` of the
+    largest value comes on top.
     """
     if got.shape != exact.shape:
         return f"shape {list(got.shape)}, expected {list(exact.shape)}"
@@ -47,9 +50,8 @@ def value_fault(got: torch.Tensor, same_dtype: torch.Tensor, exact: torch.Tensor
     wanted = exact[finite]
     error = (got[finite].double() - wanted).abs().max().item()
     torch_error = (same_dtype[finite].double() - wanted).abs().max().item()
-    floor = (
-        4 * torch.finfo(got.dtype).eps * wanted.abs().max().item() + torch.finfo(got.dtype).smallest_normal
-    )
+    units = 4 * torch.finfo(got.dtype).eps + slack
+    floor = units * wanted.abs().max().item() + torch.finfo(got.dtype).smallest_normal
     allowed = 4 * torch_error + floor
     return (
         None

@@ -20,6 +20,7 @@ from zbkernels.benchmarking import command, contestants, runner, table, timing
 from zbkernels.benchmarking.cases import (
     SUITES,
     ConvCase,
+    DualCase,
     LinearCase,
     ModelCase,
     NapCase,
@@ -34,8 +35,9 @@ from zbkernels.benchmarking.models import ModelProblem, TrainingStep, training_s
 from zbkernels.benchmarking.nap import NapProblem
 from zbkernels.benchmarking.onnx_nodes import nodes_of
 from zbkernels.benchmarking.runner import Settings
-from zbkernels.benchmarking.shape_class import class_of
+from zbkernels.benchmarking.shape_class import class_of, public_call
 from zbkernels.models import ARCHITECTURES, Architecture, Conv, Linear, Residual, ResNet, build
+from zbkernels.ops import OPS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FAST = Settings(threads=1, rounds=2, pause=0.0, min_sample=0.0, ceiling_seconds=0.01)
@@ -48,6 +50,13 @@ SMALL = [
     ConvCase("depthwise", 2, 4, 4, 8, 8, 3, padding=1, groups=4),
     ConvCase("overlap", 2, 3, 5, 12, 12, 7, 2, 3, pool_kernel=3, pool_padding=1),
     LinearCase("linear", 5, 17, 9),
+]
+INFINITE = [
+    DualCase("gram", 9, 7, 5, "gram"),
+    DualCase("gram-self", 9, 9, 5, "gram", same=True),
+    DualCase("gram-erf", 9, 7, 5, "gram", activation="erf"),
+    DualCase("matvec", 700, 600, 5, "matvec", 2),
+    DualCase("matvec-self", 1100, 1100, 5, "matvec", 1, same=True),
 ]
 
 
@@ -112,6 +121,19 @@ def test_suite_has_the_operations_of_its_shapes() -> None:
         assert gflop[name] == pytest.approx(value, rel=0.02)
 
 
+@pytest.mark.parametrize("case", INFINITE, ids=lambda case: case.name)
+def test_kernels_of_infinite_networks_are_checked(case: DualCase, no_compile: None) -> None:
+    """Ours and the composites agree with float64, blocks at the edge included, and a wrong row is found."""
+    prepared = runner.prepare(case, dataclasses.replace(FAST, without=("keops",)))
+    assert set(prepared.calls) == {"ours", "eager"} and prepared.absent["compile"] == "left out"
+    wrong = prepared.calls["ours"]().clone()
+    wrong[prepared.problem.rows[1]] *= 1.5
+    assert prepared.problem.error([wrong]) > prepared.tolerance
+    assert case.flops == 2 * case.n * case.m * (case.d + case.p)
+    args, options = public_call(case)
+    assert OPS[case.op].public(*args, **options).shape == (case.n, case.p or case.m)
+
+
 def test_names_are_unique_within_a_suite_and_mode() -> None:
     keys = [(case.suite, case.name, case.mode) for suite in SUITES.values() for case in suite]
     assert len(keys) == len(set(keys))
@@ -150,7 +172,7 @@ def test_select_refuses_what_is_not_there() -> None:
     assert len(select(quick=True)) == 8
     with pytest.raises(ValueError, match="unknown shape mnist9; there are mnist1"):
         select(["conv"], shapes=["mnist9"])
-    with pytest.raises(ValueError, match="unknown suite convolution; there are conv, linear, nap"):
+    with pytest.raises(ValueError, match="unknown suite convolution; there are conv, linear, nap, infinite"):
         select(["convolution"])
     with pytest.raises(ValueError, match="unknown mode backward"):
         select(["conv"], modes=["backward"])

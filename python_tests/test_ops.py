@@ -43,6 +43,23 @@ def defined(op: Op, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...
     return tuple(v[clean] for v in values)
 
 
+def slack(op: Op, sample: Sample, dtype: torch.dtype) -> float:
+    """What an error may be beside the reference's own, relative to the largest value.
+
+    In float64 the kernels of infinite networks are compared with that reference, which then has no error of its own:
+    each adds up the features in its order, and an angle of 0 or 180 degrees is found to the root of eps.
+    """
+    if not op.name.startswith("dual_") or dtype != torch.float64:
+        return 0.0
+    eps = torch.finfo(dtype).eps
+    return eps**0.5 if "antipodes" in sample.label else 16 * eps
+
+
+def whole_slack(op: Op, dtype: torch.dtype) -> float:
+    """As :func:`slack` on whole numbers, among which there are antipodes."""
+    return torch.finfo(dtype).eps ** 0.5 if op.name.startswith("dual_") else 0.0
+
+
 def report(faults: list[str]) -> None:
     assert not faults, "\n".join(faults)
 
@@ -61,7 +78,7 @@ def test_values_against_float64(op: Op, dtype: torch.dtype, device: str, highest
         )
         for number, values in enumerate(zip(got, same, exact, strict=True)):
             if values[0].is_floating_point():
-                fault = value_fault(*(defined(op, values)))
+                fault = value_fault(*(defined(op, values)), slack=slack(op, sample, dtype))
                 if fault:
                     faults.append(f"{sample.label}, output {number}: {fault}")
             elif values[0].dtype != values[1].dtype or values[0].shape != values[1].shape:
@@ -89,10 +106,10 @@ def test_exact_on_whole_numbers(op: Op, dtype: torch.dtype, device: str, highest
     for sample in map(whole_numbers, samples(op, device, dtype)):
         if "overflow" in sample.label or "subnormal" in sample.label:
             continue
-        rounds = sample.kwargs.get("pool") == "avg" or sample.kwargs.get("negative_slope", 0) not in (
-            0,
-            1,
-            0.5,
+        rounds = (
+            sample.kwargs.get("pool") == "avg"
+            or sample.kwargs.get("negative_slope", 0) not in (0, 1, 0.5)
+            or op.name.startswith("dual_")  # angles are no whole numbers
         )
         same, exact = call(op.reference, sample), float64_reference(op, sample)
         if (
@@ -102,7 +119,7 @@ def test_exact_on_whole_numbers(op: Op, dtype: torch.dtype, device: str, highest
         for number, values in enumerate(zip(call(op.overload, sample), same, exact, strict=True)):
             got, want, in_full = defined(op, values) if values[0].is_floating_point() else values
             if rounds and got.is_floating_point():
-                fault = value_fault(got, want, in_full)
+                fault = value_fault(got, want, in_full, slack=whole_slack(op, dtype))
             elif got.is_floating_point():
                 fault = None if torch.equal(got.nan_to_num(0.5), want.nan_to_num(0.5)) else "differs"
             else:
@@ -136,7 +153,8 @@ def test_same_result_each_time_and_for_any_thread_count(op: Op, device: str) -> 
             for a, b, c in zip(first, call(op.overload, sample), alone, strict=True):
                 assert torch.equal(_bits(a), _bits(b)), sample.label
                 # Products by the BLAS, and convolution gradients by torch, may be split by the number of threads.
-                if not op.name.startswith(("linear", "dual")) and not op.name.endswith("_backward"):
+                blas = op.name.startswith("linear") or sample.kwargs.get("activation") == "sigmoid"
+                if not blas and not op.name.endswith("_backward"):
                     assert torch.equal(_bits(a), _bits(c)), sample.label
     finally:
         torch.set_num_threads(threads)

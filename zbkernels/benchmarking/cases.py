@@ -308,7 +308,60 @@ def _layers(model: str) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-Case = ConvCase | LinearCase | NapCase | PatternCase | ModelCase
+@dataclasses.dataclass(frozen=True)
+class DualCase:
+    """The kernel of an infinitely wide network between n inputs and m others of d features: the matrix (``gram``), or
+    its product with p vectors (``matvec``).
+
+    ``same``: the others are the inputs themselves (m is n), so that the matrix is symmetric.
+    """
+
+    name: str
+    n: int
+    m: int
+    d: int
+    mode: str
+    p: int = 0
+    same: bool = False
+    activation: str = "relu"
+    kernel: str = "ntk"
+    depth: int = 3
+    dtype: str = "float32"
+
+    suite = "infinite"
+
+    @property
+    def op(self) -> str:
+        """The public op that runs it."""
+        return f"dual_{self.mode}"
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The op's own."""
+        return {"kernel": self.kernel, "activation": self.activation, "depth": self.depth}
+
+    @property
+    def flops(self) -> int:
+        """Operations of the inner products, and of the product with the vectors; each product is counted in full, also
+        where the matrix is symmetric (and half of them suffice). What the layers cost comes on top."""
+        return 2 * self.n * self.m * (self.d + self.p)
+
+    @property
+    def min_bytes(self) -> int:
+        """Least traffic: inputs and vectors read once, the result written once."""
+        inputs = self.n if self.same else self.n + self.m
+        result = self.n * self.m if self.mode == "gram" else (self.n + self.m) * self.p
+        return (inputs * self.d + result) * ITEM_SIZE[self.dtype]
+
+    @property
+    def shape(self) -> str:
+        """The row's description, e.g. ``8192x8192x784, relu ntk of depth 3``."""
+        text = f"{self.n}x{self.m}x{self.d}, {self.activation} {self.kernel} of depth {self.depth}"
+        text += f", {self.p} vector{'s' if self.p > 1 else ''}" if self.p else ""
+        return text + (", with itself" if self.same else "")
+
+
+Case = ConvCase | LinearCase | NapCase | PatternCase | ModelCase | DualCase
 AnyCase = TypeVar("AnyCase", ConvCase, LinearCase, NapCase)
 
 
@@ -404,6 +457,23 @@ def _nap_cases() -> list[NapCase | PatternCase]:
     ]
 
 
+def _infinite_cases() -> list[DualCase]:
+    gram = [DualCase("gram-2k", 2048, 2048, 784, "gram"), DualCase("gram-8k", 8192, 8192, 784, "gram")]
+    gram.append(dataclasses.replace(gram[0], name="gram-2k-erf", activation="erf"))
+    matvec = [
+        DualCase(f"matvec-{n // 1000}k-{d}", n, n, d, "matvec", p)
+        for n in (2000, 30_000)
+        for d in (784, 20)
+        for p in (1, 10)
+    ]
+    matvec = [dataclasses.replace(case, name=f"{case.name}-p{case.p}") for case in matvec]
+    return [
+        dataclasses.replace(case, name=case.name + ("-self" if same else ""), same=same)
+        for case in (*gram, *matvec)
+        for same in (False, True)
+    ]
+
+
 def _model_cases(batches: dict[tuple[str, str], tuple[int, ...]]) -> list[ModelCase]:
     """A case for each batch of (model, mode)."""
     return [
@@ -415,6 +485,7 @@ SUITES: dict[str, list[Case]] = {
     "conv": [*_conv_cases()],
     "linear": [*_linear_cases()],
     "nap": [*_nap_cases()],
+    "infinite": [*_infinite_cases()],
     "models": [
         # Two cores take seconds for each sample of a large network at 512 images; a card has those rows.
         *_model_cases(
@@ -482,13 +553,15 @@ QUICK = {
     ("linear", "fcn1", "forward"),
     ("nap", "pack", "pack"),
     ("nap", "unpack", "unpack"),
+    ("infinite", "gram-2k", "gram"),
+    ("infinite", "matvec-2k-784-p1", "matvec"),
     ("models", "cnn-fashion-b32", "forward"),
 }
 
 
 def suite_of(suite: str, device: str) -> list[Case]:
     """All cases of a suite on a device."""
-    return SUITES[suite] + (_cuda_cases()[suite] if device.startswith("cuda") else [])
+    return SUITES[suite] + (_cuda_cases().get(suite, []) if device.startswith("cuda") else [])
 
 
 def select(

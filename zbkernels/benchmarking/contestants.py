@@ -222,7 +222,7 @@ def installed_versions() -> dict[str, str]:
     from importlib import metadata
 
     versions = {}
-    for name in ("zbkernels", "torch", "numpy", "onnxruntime", "openvino", "triton"):
+    for name in ("zbkernels", "torch", "numpy", "onnxruntime", "openvino", "pykeops", "triton"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

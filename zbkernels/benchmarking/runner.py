@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, ModelCase, PatternCase
+from zbkernels.benchmarking.cases import Case, ConvCase, DualCase, LinearCase, ModelCase, PatternCase
 from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.check import Wrong, tolerance
 from zbkernels.benchmarking.contestants import Absent, torch_threads
@@ -71,6 +71,10 @@ def problem_of(case: Case, device: str, threads: int) -> Any:
         from zbkernels.benchmarking.patterns import PatternProblem
 
         return PatternProblem(case, device, threads)
+    if isinstance(case, DualCase):
+        from zbkernels.benchmarking.infinite import DualProblem
+
+        return DualProblem(case, device, threads)
     if isinstance(case, ModelCase):
         from zbkernels.benchmarking.models import ModelProblem
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import torch
 
-from zbkernels.benchmarking.cases import Case, ConvCase, LinearCase, ModelCase, NapCase, PatternCase
+from zbkernels.benchmarking.cases import (
+    Case,
+    ConvCase,
+    DualCase,
+    LinearCase,
+    ModelCase,
+    NapCase,
+    PatternCase,
+)
 from zbkernels.ops import OPS
 
 
@@ -45,6 +53,9 @@ def public_call(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (x, weight, case.stride, case.padding, 1, case.groups), kwargs
     if isinstance(case, LinearCase):
         return (empty(case.n, case.fan_in), empty(case.fan_out, case.fan_in, grad=train)), {}
+    if isinstance(case, DualCase):
+        x1, x2 = empty(case.n, case.d), empty(case.m, case.d)
+        return (x1, x2) if case.mode == "gram" else (x1, x2, empty(case.m, case.p)), dict(case.options)
     if isinstance(case, PatternCase):
         rows, database = (empty(n, (case.f + 63) // 64, dtype="int64") for n in (case.n, case.m))
         return {

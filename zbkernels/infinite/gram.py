@@ -19,8 +19,6 @@ from zbkernels.ops._op import transforms_active
 class _Replace(torch.autograd.Function):
     """The second tensor, with the gradient of the first: they differ by rounding alone."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(value: Tensor, replacement: Tensor) -> Tensor:
         return replacement.clone()
@@ -33,13 +31,13 @@ class _Replace(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
-        return tangent.clone()
-
 
 def replaced(value: Tensor, replacement: Tensor) -> Tensor:
-    """``replacement``, with the gradient of ``value``."""
+    """``replacement``, with the gradient of ``value``: they differ by rounding alone."""
+    if transforms_active(value):  # which may look from within an op, where torch knows no autograd functions
+        return (
+            value + (replacement - value).detach()
+        )  # exact, as numbers so near to each other are subtracted
     return _Replace.apply(value, replacement)
 
 

@@ -66,6 +66,14 @@ def check_network(op: str, depth: Any, w_std: Any, b_std: Any, train: Any = "all
         raise ValueError(f"{op}: expected train to be 'all' or 'first', got {train!r}")
 
 
+def check_parametrization(parametrization: Any, width: Any) -> None:
+    """Raises as :func:`ntk` says."""
+    if parametrization not in PARAMETRIZATIONS:
+        raise ValueError(f"ntk: expected parametrization to be 'ntk' or 'standard', got {parametrization!r}")
+    if not isinstance(width, (int, float)) or isinstance(width, bool) or not 0 < width < float("inf"):
+        raise ValueError(f"ntk: expected width to be a finite number > 0, got {width!r}")
+
+
 def nngp(
     x1: Tensor,
     x2: Tensor | None = None,
@@ -135,10 +143,7 @@ def ntk(
             that is not positive.
     """
     x2 = _check("ntk", x1, x2, depth, w_std, b_std, train)
-    if parametrization not in PARAMETRIZATIONS:
-        raise ValueError(f"ntk: expected parametrization to be 'ntk' or 'standard', got {parametrization!r}")
-    if not isinstance(width, (int, float)) or isinstance(width, bool) or not 0 < width < float("inf"):
-        raise ValueError(f"ntk: expected width to be a finite number > 0, got {width!r}")
+    check_parametrization(parametrization, width)
     standard = float(width) if parametrization == "standard" else None
     act = activations.named(activation, "ntk")
     return _run(x1, x2, act, depth, w_std, b_std, tangent=True, first_only=train == "first", width=standard)
