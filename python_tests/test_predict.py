@@ -59,6 +59,18 @@ def test_mean_and_covariance_are_those_written_down(way: str, get: str, shift: f
         torch.testing.assert_close(diagonal, covariance.diagonal(), rtol=1e-6, atol=1e-7)
 
 
+def test_columns_are_taken_in_turn_where_their_spaces_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_matrix, "DENSE_LIMIT", 0)
+    found = []
+    for numbers in (2**27, 128 * 40 * 3):
+        monkeypatch.setattr("zbkernels.infinite.kernel_flow._NUMBERS", numbers)
+        monkeypatch.setattr("zbkernels.infinite.predict._NUMBERS", numbers // 128)
+        fit = predict.gradient_descent_mse_ensemble(NET, X, Y, reduction="sum", tol=1e-9)
+        found.append([*fit(2.0, Z, compute_cov=True), fit(2.0, Z, compute_cov="diagonal").covariance])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+
+
 def test_infinity_is_the_limit_and_zero_is_the_start(way: str) -> None:
     fit = predict.gradient_descent_mse_ensemble(NET, X, Y, reduction="sum", tol=1e-9)
     late, last = fit(1e9, Z, compute_cov=True), fit(None, Z, compute_cov=True)
