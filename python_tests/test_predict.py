@@ -59,6 +59,18 @@ def test_mean_and_covariance_are_those_written_down(way: str, get: str, shift: f
         torch.testing.assert_close(diagonal, covariance.diagonal(), rtol=1e-6, atol=1e-7)
 
 
+def test_columns_are_taken_in_turn_where_their_spaces_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_matrix, "DENSE_LIMIT", 0)
+    found = []
+    for numbers in (2**27, 128 * 40 * 3):
+        monkeypatch.setattr("zbkernels.infinite.kernel_flow._NUMBERS", numbers)
+        monkeypatch.setattr("zbkernels.infinite.predict._NUMBERS", numbers // 128)
+        fit = predict.gradient_descent_mse_ensemble(NET, X, Y, reduction="sum", tol=1e-9)
+        found.append([*fit(2.0, Z, compute_cov=True), fit(2.0, Z, compute_cov="diagonal").covariance])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+
+
 def test_infinity_is_the_limit_and_zero_is_the_start(way: str) -> None:
     fit = predict.gradient_descent_mse_ensemble(NET, X, Y, reduction="sum", tol=1e-9)
     late, last = fit(1e9, Z, compute_cov=True), fit(None, Z, compute_cov=True)
@@ -104,7 +116,7 @@ def test_gaussian_process_posterior(way: str) -> None:
 
 def test_wide_networks_are_trained_to_it() -> None:
     """200 networks of width 1024, full-batch gradient descent: mean and variance within four standard errors."""
-    d, width, count, steps, rate = 8, 1024, 200, 30, 0.15
+    d, width, count, steps, rate = 8, 1024, 200, 30, 0.1
     x, y, z = draw(3, d, seed=5), draw(3, 1, seed=6), draw(3, d, seed=7)
     everything = torch.cat([x, z])
     W, a = draw(count, d, width, seed=8), draw(count, width, 1, seed=9)
@@ -127,7 +139,8 @@ def test_wide_networks_are_trained_to_it() -> None:
     variance = (nngp(everything) - 2 * Tz @ B @ Kz.mT + Tz @ B @ K @ B.mT @ Tz.mT).diagonal()
     error = (variance / count).sqrt()[:, None]
     assert ((outputs.mean(1, keepdim=True) - mean).abs() < 4 * error + 0.02).all()
-    assert ((outputs.var(1) / variance - 1).abs() < 4 * (2 / count) ** 0.5).all()
+    of_tests = (outputs.var(1) / variance)[3:]  # what is left on training inputs is of the order of 1/width
+    assert ((of_tests - 1).abs() < 4 * (2 / count) ** 0.5).all()
     # And the flow itself, where the steps are small enough for it to be the same.
     fit = predict.gradient_descent_mse_ensemble(FullyConnected(), x, y, learning_rate=1e-4, reduction="sum")
     small = torch.linalg.matrix_power(eye - 1e-4 * T, 20_000)

@@ -1,4 +1,4 @@
-"""Infinitely wide networks: dual activations, kernels of fully connected networks, predictions, finite networks near them.
+"""Infinitely wide networks: dual activations, kernels of fully connected networks, predictions; finite ones near them.
 
 ``FullyConnected`` is a network as its two kernels (NNGP and NTK); ``predict`` trains infinite ensembles of it in closed
 form; ``NTKRegressor`` and ``NTKClassifier`` are the same as estimators for scikit-learn, where that is installed.
@@ -14,8 +14,8 @@ from zbkernels.infinite.activations import Activation, from_callable
 from zbkernels.infinite.difference import DifferenceNet
 from zbkernels.infinite.dual_expectation import ToleranceError
 from zbkernels.infinite.fully_connected import FullyConnected
-from zbkernels.infinite.gradient_flow import GradientFlow, features, gradient_flow
 from zbkernels.infinite.fused import nngp, ntk
+from zbkernels.infinite.gradient_flow import GradientFlow, features, gradient_flow
 from zbkernels.infinite.linearized import LinearizedNet
 from zbkernels.infinite.solve import ConvergenceError
 

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from zbkernels.infinite import kernel_matrix
 from zbkernels.infinite.kernel_matrix import KernelMatrix
-from zbkernels.infinite.lanczos import MAX_PRODUCTS, decay, flow
+from zbkernels.infinite.lanczos import BASIS, MAX_PRODUCTS, decay, flow
 from zbkernels.infinite.solve import ConvergenceError, factor, solve
+
+_NUMBERS = 2**27  # of the Krylov spaces of the columns taken together: 1 GiB in float64
 
 
 class KernelFlow:
@@ -54,6 +56,11 @@ class KernelFlow:
         if self.is_dense:
             values, vectors = self.spectrum()
             return vectors @ (decay(values, t)[:, None] * (vectors.mT @ y))
+        width = max(1, _NUMBERS // (BASIS * len(y)))
+        return torch.cat([self._flow(part, t) for part in y.split(width, 1)], 1)
+
+    def _flow(self, y: Tensor, t: float) -> Tensor:
+        """Without the matrix, of so few columns that their Krylov spaces fit."""
         found = flow(self.matrix.product, y, t, tol=self.tol)
         if found.t < t:
             raise ConvergenceError(

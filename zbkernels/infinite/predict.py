@@ -37,7 +37,7 @@ from zbkernels.infinite.kernel_matrix import KernelMatrix
 from zbkernels.infinite.lanczos import largest_eigenvalue
 
 Covariance: TypeAlias = bool | Literal["diagonal"]
-_NUMBERS = 2**25  # of a block of K(x, z) without the whole: 256 MiB in float64
+_NUMBERS = 2**23  # of a block of K(x, z), for the diagonal: 64 MiB in float64
 
 
 class Gaussian(NamedTuple):
@@ -73,7 +73,7 @@ class Ensemble:
             x_test: [M, d], of the training inputs' dtype and device; None is the training inputs.
             get: "ntk", all that the network trains, or "nngp", the read-out alone (see the module).
             compute_cov: True for the covariance [M, M] of each output, "diagonal" for its diagonal [M], in which
-                what is below 0 by rounding is 0.
+                what is below 0 by rounding is 0, from blocks of K(x, z). The whole keeps K(x, z), [N, M].
 
         Returns:
             The mean, [M, p] or [M] as the targets are; a :class:`Gaussian` of it and the covariance where that is asked

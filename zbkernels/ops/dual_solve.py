@@ -65,9 +65,8 @@ def _dense(x: torch.Tensor, y: torch.Tensor, rest: tuple[Any, ...], shift: float
     options = by_name(rest)
     kind, train = options.pop("kernel"), options.pop("train")
     with torch.autocast(x.device.type, enabled=False):
-        x1 = x.double()
-        x2 = x1.view_as(x1)  # a kernel of one tensor with itself can't be transformed from within an op
-        K = kernels.nngp(x1, x2, **options) if kind == "nngp" else kernels.ntk(x1, x2, train=train, **options)
+        wide = x.double()
+        K = kernels.nngp(wide, **options) if kind == "nngp" else kernels.ntk(wide, train=train, **options)
         eye = torch.eye(len(x), dtype=K.dtype, device=K.device)
         return torch.linalg.solve(K + shift * eye, y.double()).to(y.dtype)
 
