@@ -67,7 +67,9 @@ def no_backend_left_forced() -> Iterator[None]:
 
 # Exact comparisons are of full float32; what TF32 may do is tested where it is switched on.
 torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-_loader.allow_tf32(False, False)  # for tests that call a library's own ops, past what hands it torch's switches
+_loader.allow_tf32(
+    False, False
+)  # for tests that call a library's own ops, past what hands it torch's switches
 # Under pytest-xdist each worker takes its share of the cores.
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 torch.set_num_threads(max(1, min(2, (os.cpu_count() or 1) // _workers)))
