@@ -30,7 +30,7 @@ def main() -> int:
     print(f"zbkernels {zbkernels.__version__}, {_loader.torch_build()}")
     print(f"_C_cuda: {'loaded' if state.loaded else state.reason} ({state.path})")
     missing = 0
-    for name in sorted(OPS):
+    for name in sorted(name for name, op in OPS.items() if not op.composite):
         where = cuda_registration(name)
         from_library = "register.cpp" in where
         missing += not from_library

@@ -248,7 +248,7 @@ ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 library = ctypes.CDLL(sys.argv[2])
 library.zb_registration_error.restype = ctypes.c_char_p
 print("error:", library.zb_registration_error().decode())
-for name in OPS:
+for name in (name for name, op in OPS.items() if not op.composite):
     print(name, torch._C._dispatch_has_kernel_for_dispatch_key(f"zb::{name}", "CUDA"))
 """
 

@@ -84,7 +84,7 @@ def test_cuda_library_is_left_alone_beside_a_cpu_torch() -> None:
 
 @needs_library
 def test_kernels_of_the_library_stand_at_the_cpu_key() -> None:
-    for name in OPS:
+    for name in (name for name, op in OPS.items() if not op.composite):
         dump = torch._C._dispatch_dump(f"zb::{name}")
         assert re.search(r"^CPU: .*register\.cpp", dump, re.M), f"{name} has no C++ kernel:\n{dump}"
 

@@ -80,7 +80,7 @@ class Op:
     same arguments. ``normalise`` makes them of a public call, ``spread`` of what ``choose_kernel`` is called with.
     ``dtypes`` are those that ``samples`` can be of. ``opaque``: by backend, ``run`` of a kernel as torch.compile may
     see it (see ``_opaque.py``). ``cpu_kernel``: which of the CPU library's kernels a call would take, from the
-    arguments of ``can_run``; None where there is but one.
+    arguments of ``can_run``; None where there is but one. ``composite``: made of other ops, and in no library.
     """
 
     name: str
@@ -95,6 +95,7 @@ class Op:
     shape_class: Callable[..., str] | None = None
     opaque: dict[str, Any] = dataclasses.field(default_factory=dict)
     cpu_kernel: Callable[..., str] | None = None
+    composite: bool = False
 
     @property
     def overload(self) -> Any:

@@ -306,5 +306,6 @@ OP = Op(
     kernels=KERNELS,
     dtypes=kernels.DTYPES,
     opaque=OPAQUE,
+    composite=True,
 )
 register(OP, fake=fake, vmap=vmap, autograd=autograd)
