@@ -136,7 +136,10 @@ ZB_INLINE void polynomials(const T (&coefficients)[count], const typename Vec<T>
   }
 }
 
-// Chebyshev fits; the error of each is below a quarter of the last place.
+// Chebyshev fits. What each adds to its function's result by itself, in eps of T, at most: 0.17 (float), 0.09
+// (double) of the angle; 0.03, 0.02 of a small arc sine; 0.04, 0.05 of sinh; 0.08, 0.01 of exp. With the
+// roundings on the way, over 2^24 floats (2^22 doubles) side by side: arcsine 1.9 (1.4) absolute,
+// exact_arcsine 2.7 (2.4) and exponential 0.8 (0.7) relative.
 template <class T>
 struct Fits;
 template <>
