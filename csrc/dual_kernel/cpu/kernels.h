@@ -22,7 +22,10 @@ struct Network {
   double odd, even;               // max(x, slope x) = odd x + even |x|
   double zero_one, zero_both;     // its D' where a variance is 0
   double saturation;              // of erf and GELU: 1 + saturation K is what stands in their square roots
-  double closeness;               // how far rounding may take the product of equal rows from their squares
+  // Piecewise linear without biases: K' and T' of a pair depend on its norms by a factor, on K and T by the
+  // cosine. depth > 0.
+  bool by_cosines;
+  double closeness;  // how far rounding may take the product of equal rows from their squares
 };
 
 // What a row brings to each layer (see rows.h), by form.
@@ -49,6 +52,7 @@ struct Block {
   const T* labels;       // [kBlock]: the low bits of hash, as bits of a T
   const T* squares;      // [kBlock]: x·x
   const T* equal;        // [kBlock]: the kernel of a row and its equal
+  const T* extreme;      // [kBlock]: 1 where one of its variances is what `careful` says, else 0
   int64_t count;         // of rows
   bool careful;  // whether one of them has a variance that is 0, not finite, or so large or small that
                  // products of two leave the range of T

@@ -29,11 +29,50 @@ struct Constants {
     derivative_odd = T(n.derivative * odd), derivative_even = T(n.derivative * even);
     dual_angle = T(n.dual * kTwoOverPi);
     derivative_root = T(n.derivative * 2 * kTwoOverPi);
+    const double square = n.odd * n.odd + n.even * n.even;
+    even_share = T(n.even * n.even / square), per_angle = T(even / square);
+    growth = T(n.dual * square);
   }
 
   T product, b2, bias, dual, derivative, zero_one, zero_both, saturation;
   T dual_odd, dual_even, derivative_odd, derivative_even;  // piecewise linear, with D in units of pi/2
   T dual_angle, derivative_root;                           // erf
+  T even_share, per_angle, growth;                         // of Cosines
+};
+
+// A layer of max(x, slope x) without biases for the cosine c of a pair, and for its T over sqrt(K(x, x) K(y,
+// y)). With s = even² / (odd² + even²) and the angle a of c: D' is 1 - 2s/pi a, and c becomes c D' + 2s/pi
+// sin(a).
+template <class T>
+struct Cosines {
+  using V = Vec<T>;
+  using L = Lanes<T>;
+  using R = typename V::reg;
+
+  // Without `negative` no c is below 0, but by rounding.
+  template <Kind kind, bool negative, int count>
+  static ZB_INLINE void layer(const Constants<T>& n, R (&c)[count], R (&t)[count]) {
+    const R one = V::set1(T(1));
+    R u[count], arc[count], angle[count];
+#pragma GCC unroll 8
+    for (int i = 0; i < count; ++i) {
+      const R magnitude = negative ? L::abs(c[i]) : c[i];
+      u[i] = V::max(V::zero(), V::sub(one, magnitude));
+      arc[i] = V::mul(V::set1(n.per_angle), L::sqrt(V::fma(u[i], magnitude, u[i])));
+    }
+    polynomials(Fits<T>::angle, u, angle);
+#pragma GCC unroll 8
+    for (int i = 0; i < count; ++i) {
+      R derivative = V::fma(L::negative(arc[i]), angle[i], negative ? V::set1(n.even_share) : one);
+      if constexpr (negative) {
+        derivative =
+            V::add(L::with_sign(V::max(V::zero(), derivative), c[i]), V::sub(one, V::set1(n.even_share)));
+      }
+      c[i] = V::fma(c[i], derivative, arc[i]);
+      if constexpr (kind == Kind::kTangent) t[i] = V::fma(derivative, t[i], c[i]);
+      if constexpr (kind == Kind::kFirstLayer) t[i] = V::mul(derivative, t[i]);
+    }
+  }
 };
 
 template <class T, bool careful>

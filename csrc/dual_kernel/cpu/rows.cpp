@@ -144,6 +144,7 @@ Network network_of(const Problem& p) {
   n.even = (1 - a.slope) / 2;
   n.zero_one = a.zero_one;
   n.zero_both = a.zero_both;
+  n.by_cosines = n.form == Form::kPiecewiseLinear && n.b2 == 0 && n.depth > 0;
   n.saturation = (a.form == Form::kErf ? 2 : a.form == Form::kGelu ? 1 : 0) * a.gain * a.gain;
   const double eps = p.dtype == ScalarType::Float ? std::numeric_limits<float>::epsilon()
                                                   : std::numeric_limits<double>::epsilon();
@@ -157,6 +158,7 @@ Rows<T>::Rows(const Network& network, const Matrix<T>& x)
   const int64_t all = blocks() * kBlock;
   layers_.assign(static_cast<size_t>(all * per_row_), T(1));
   for (auto* each : {&labels_, &squares_, &equal_}) each->assign(static_cast<size_t>(all), T(1));
+  extreme_.assign(static_cast<size_t>(all), T(0));
   hash_.assign(static_cast<size_t>(all), 0);
   careful_.assign(static_cast<size_t>(blocks()), 0);
   parallel_for(0, blocks(), 1, [&](int64_t begin, int64_t end) {
@@ -176,7 +178,7 @@ void Rows<T>::look_at(const Network& network, int64_t block) {
     double q = network.b2 + network.product * static_cast<double>(squares_[at]), t = q;
     T* to = layers_.data() + block * kBlock * per_row_ + i;
     for (int64_t layer = 0; layer < network.depth; ++layer, to += quantities_here * kBlock) {
-      if (!plain<T>(network, q)) careful_[block] = 1;
+      if (!plain<T>(network, q)) careful_[block] = 1, extreme_[at] = 1;
       bring(network, q, to);
       const Diagonal next = diagonal(network, q);
       q = static_cast<T>(network.bias + network.dual * next.dual);

@@ -41,6 +41,7 @@ class Rows {
             labels_.data() + first,
             squares_.data() + first,
             equal_.data() + first,
+            extreme_.data() + first,
             count(block),
             careful_[block] != 0};
   }
@@ -50,7 +51,7 @@ class Rows {
 
   Matrix<T> x_;
   int64_t per_row_;  // quantities of all layers
-  std::vector<T> layers_, labels_, squares_, equal_;
+  std::vector<T> layers_, labels_, squares_, equal_, extreme_;
   std::vector<uint64_t> hash_;
   std::vector<uint8_t> careful_;
 };

@@ -16,6 +16,7 @@ struct Lanes<float> {
   static ZB_INLINE __m512 sqrt(__m512 a) { return _mm512_sqrt_ps(a); }
   static ZB_INLINE __m512 div(__m512 a, __m512 b) { return _mm512_div_ps(a, b); }
   static ZB_INLINE __m512 abs(__m512 a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+  static ZB_INLINE __m512 negative(__m512 a) { return -a; }
   static ZB_INLINE __m512 with_sign(__m512 a, __m512 s) {  // of a >= 0
     return _mm512_or_ps(a, _mm512_and_ps(_mm512_set1_ps(-0.0f), s));
   }
@@ -34,6 +35,7 @@ struct Lanes<double> {
   static ZB_INLINE __m512d sqrt(__m512d a) { return _mm512_sqrt_pd(a); }
   static ZB_INLINE __m512d div(__m512d a, __m512d b) { return _mm512_div_pd(a, b); }
   static ZB_INLINE __m512d abs(__m512d a) { return _mm512_andnot_pd(_mm512_set1_pd(-0.0), a); }
+  static ZB_INLINE __m512d negative(__m512d a) { return -a; }
   static ZB_INLINE __m512d with_sign(__m512d a, __m512d s) {
     return _mm512_or_pd(a, _mm512_and_pd(_mm512_set1_pd(-0.0), s));
   }
@@ -53,6 +55,7 @@ struct Lanes<float> {
   static ZB_INLINE __m256 sqrt(__m256 a) { return _mm256_sqrt_ps(a); }
   static ZB_INLINE __m256 div(__m256 a, __m256 b) { return _mm256_div_ps(a, b); }
   static ZB_INLINE __m256 abs(__m256 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+  static ZB_INLINE __m256 negative(__m256 a) { return -a; }
   static ZB_INLINE __m256 with_sign(__m256 a, __m256 s) {
     return _mm256_or_ps(a, _mm256_and_ps(_mm256_set1_ps(-0.0f), s));
   }
@@ -71,6 +74,7 @@ struct Lanes<double> {
   static ZB_INLINE __m256d sqrt(__m256d a) { return _mm256_sqrt_pd(a); }
   static ZB_INLINE __m256d div(__m256d a, __m256d b) { return _mm256_div_pd(a, b); }
   static ZB_INLINE __m256d abs(__m256d a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a); }
+  static ZB_INLINE __m256d negative(__m256d a) { return -a; }
   static ZB_INLINE __m256d with_sign(__m256d a, __m256d s) {
     return _mm256_or_pd(a, _mm256_and_pd(_mm256_set1_pd(-0.0), s));
   }
@@ -102,6 +106,7 @@ struct Lanes {
   }
   static ZB_INLINE R div(R a, R b) { return a / b; }
   static ZB_INLINE R abs(R a) { return (R)(~sign() & (I)a); }
+  static ZB_INLINE R negative(R a) { return -a; }
   static ZB_INLINE R with_sign(R a, R s) { return (R)((I)a | (sign() & (I)s)); }
   static ZB_INLINE uint32_t same_bits(R a, R b) { return V::bits((I)a == (I)b); }
   static ZB_INLINE R scale(R p, R shifted) { return (R)((I)p + ((I)shifted << kMantissa)); }
@@ -117,7 +122,24 @@ ZB_INLINE typename Vec<T>::reg polynomial(const T (&coefficients)[count], typena
   return sum;
 }
 
-// Chebyshev fits; the error of each is below a quarter of the last place.
+// Of several vectors at once: each coefficient is fetched once, and no step waits for the one before.
+template <class T, int count, int vectors>
+ZB_INLINE void polynomials(const T (&coefficients)[count], const typename Vec<T>::reg (&x)[vectors],
+                           typename Vec<T>::reg (&sums)[vectors]) {
+#pragma GCC unroll 8
+  for (auto& sum : sums) sum = Vec<T>::set1(coefficients[0]);
+#pragma GCC unroll 32
+  for (int i = 1; i < count; ++i) {
+    const auto coefficient = Vec<T>::set1(coefficients[i]);
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) sums[v] = Vec<T>::fma(sums[v], x[v], coefficient);
+  }
+}
+
+// Chebyshev fits. What each adds to its function's result by itself, in eps of T, at most: 0.17 (float), 0.09
+// (double) of the angle; 0.03, 0.02 of a small arc sine; 0.04, 0.05 of sinh; 0.08, 0.01 of exp. With the
+// roundings on the way, over 2^24 floats (2^22 doubles) side by side: arcsine 1.9 (1.4) absolute,
+// exact_arcsine 2.7 (2.4) and exponential 0.8 (0.7) relative.
 template <class T>
 struct Fits;
 template <>
