@@ -429,6 +429,32 @@ def test_a_callable_that_is_no_function_of_each_element(function: Callable[[Tens
         nngp(draw(3, 4), activation=from_callable(function, name="it"))
 
 
+@pytest.mark.parametrize(
+    "function", [torch.nn.functional.silu, torch.nn.functional.softplus, torch.nn.functional.mish]
+)
+def test_gradients_of_the_ntk_of_a_callable(function: Callable[[Tensor], Tensor]) -> None:
+    x, y = draw(2, 3).requires_grad_(), draw(2, 3, seed=1)
+    assert torch.autograd.gradcheck(lambda x: ntk(x, y, activation=from_callable(function)), x, atol=1e-4)
+
+
+def test_torch_func_transforms_of_a_callable() -> None:
+    x, y = draw(3, 4), draw(2, 4, seed=1)
+    for activation in (torch.tanh, "tanh"):
+
+        def kernel(x: Tensor, activation: Any = activation) -> Tensor:
+            return ntk(x, y, activation=activation, b_std=0.3)
+
+        whole = kernel(x)
+        apart = torch.func.vmap(lambda one: kernel(one[None])[0])(x)
+        torch.testing.assert_close(apart, whole, rtol=1e-12, atol=1e-12)
+        found, forward = torch.func.jvp(kernel, (x,), (torch.ones_like(x),))
+        torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+        reverse = torch.func.jacrev(kernel)(x).sum((2, 3))
+        torch.testing.assert_close(forward, reverse, rtol=1e-9, atol=1e-9)
+        each = torch.func.vmap(torch.func.grad(lambda one: kernel(one[None]).sum()))(x)
+        torch.testing.assert_close(each, torch.func.grad(lambda x: kernel(x).sum())(x), rtol=1e-9, atol=1e-9)
+
+
 def test_from_callable_refuses_what_is_none() -> None:
     with pytest.raises(TypeError, match=r"^from_callable: expected a callable, got 'relu'"):
         from_callable("relu")  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ class _NTKEstimator(BaseEstimator):
         self.device = device
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
-        x = torch.from_numpy(np.require(X, requirements="CW")).to(
+        x = torch.from_numpy(np.require(X, requirements=["C", "W"])).to(
             self.device
         )  # a copy where X can't be written to
         if self.normalize:
