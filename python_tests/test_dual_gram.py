@@ -112,3 +112,11 @@ def test_bad_options(options: dict, error: type[Exception], text: str) -> None:
     x = draw(3, 4)
     with pytest.raises(error, match=f"^dual_gram: {text}"):
         zb.dual_gram(x, x, **options)
+
+
+def test_a_negative_view_is_not_the_same_tensor() -> None:
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    with zb.use_backend("reference"):
+        assert zb.dual_gram(torch._neg_view(x), x).equal(zb.dual_gram(-x, x))
+        v = torch.ones(5, 1)
+        assert zb.dual_matvec(torch._neg_view(x), x, v).equal(zb.dual_matvec(-x, x, v))

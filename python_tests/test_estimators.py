@@ -124,3 +124,27 @@ def test_the_package_does_without_scikit_learn() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert "NTKRegressor and NTKClassifier need scikit-learn" in done.stdout, done.stderr
+
+
+def test_a_grid_of_numpy_numbers() -> None:
+    x = np.random.default_rng(0).standard_normal((30, 4))
+    grid = {"depth": np.arange(1, 3), "w_std": np.float32([1, 1.5]), "diag_reg": np.float32([1e-3])}
+    search = GridSearchCV(NTKRegressor(time=np.int64(100)), grid, cv=2, error_score="raise")
+    assert np.isfinite(search.fit(x, x[:, 0] ** 2).best_score_)
+
+
+@pytest.mark.filterwarnings("error")
+def test_normalized_inputs_of_any_size_and_read_only_ones() -> None:
+    x = np.random.default_rng(0).standard_normal((30, 4))
+    y = x[:, 0] ** 2
+    expected = NTKRegressor(normalize=True).fit(x, y).predict(x[:5])
+    for size in (1e-200, 1e200):
+        scaled = x * size
+        scaled.setflags(write=False)
+        found = NTKRegressor(normalize=True).fit(scaled, y).predict(scaled[:5])
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_diag_reg_that_is_no_number() -> None:
+    with pytest.raises(ValueError, match=r"^NTKRegressor: expected diag_reg >= 0, got '1e-3'"):
+        NTKRegressor(diag_reg="1e-3").fit(np.eye(4), np.ones(4))

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -405,6 +406,60 @@ def test_a_callable_in_deep_networks() -> None:
                 atol=1e-9,
             )
     assert nngp(x, activation=torch.relu).equal(nngp(x, activation=from_callable(torch.relu)))
+
+
+def test_a_callable_that_works_in_place() -> None:
+    x, y = draw(5, 4), draw(3, 4, seed=1)
+    for kernel in (nngp, ntk):
+        expected = kernel(x, y, activation=torch.nn.SELU())
+        found = kernel(x, y, activation=torch.nn.SELU(inplace=True))
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (lambda t: t.sum(), r"torch.float64 \[\]"),
+        (lambda t: 1.0, "float"),
+        (lambda t: t.float(), r"torch.float32 \["),
+    ],
+)
+def test_a_callable_that_is_no_function_of_each_element(function: Callable[[Tensor], Any], got: str) -> None:
+    with pytest.raises(TypeError, match=f"^it: expected a tensor of torch.float64 .*, got {got}"):
+        nngp(draw(3, 4), activation=from_callable(function, name="it"))
+
+
+@pytest.mark.parametrize(
+    "function", [torch.nn.functional.silu, torch.nn.functional.softplus, torch.nn.functional.mish]
+)
+def test_gradients_of_the_ntk_of_a_callable(function: Callable[[Tensor], Tensor]) -> None:
+    x, y = draw(2, 3).requires_grad_(), draw(2, 3, seed=1)
+    assert torch.autograd.gradcheck(lambda x: ntk(x, y, activation=from_callable(function)), x, atol=1e-4)
+
+
+def test_torch_func_transforms_of_a_callable() -> None:
+    x, y = draw(3, 4), draw(2, 4, seed=1)
+    for activation in (torch.tanh, "tanh"):
+
+        def kernel(x: Tensor, activation: Any = activation) -> Tensor:
+            return ntk(x, y, activation=activation, b_std=0.3)
+
+        whole = kernel(x)
+        apart = torch.func.vmap(lambda one: kernel(one[None])[0])(x)
+        torch.testing.assert_close(apart, whole, rtol=1e-12, atol=1e-12)
+        found, forward = torch.func.jvp(kernel, (x,), (torch.ones_like(x),))
+        torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+        reverse = torch.func.jacrev(kernel)(x).sum((2, 3))
+        torch.testing.assert_close(forward, reverse, rtol=1e-9, atol=1e-9)
+        each = torch.func.vmap(torch.func.grad(lambda one: kernel(one[None]).sum()))(x)
+        torch.testing.assert_close(each, torch.func.grad(lambda x: kernel(x).sum())(x), rtol=1e-9, atol=1e-9)
+
+
+def test_from_callable_refuses_what_is_none() -> None:
+    with pytest.raises(TypeError, match=r"^from_callable: expected a callable, got 'relu'"):
+        from_callable("relu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^from_callable: expected a tolerance above 0, got '1e-4'"):
+        from_callable(torch.relu, tolerance="1e-4")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -287,3 +289,58 @@ def test_singular_kernels_say_what_to_do(way: str) -> None:
         FullyConnected(width=0)
     with pytest.raises(ValueError, match="FullyConnected: expected depth"):
         FullyConnected(depth=-1)
+
+
+def test_numbers_of_numpy_and_several_times() -> None:
+    """As parameter grids and ranges of times are made of."""
+    net = FullyConnected("relu", depth=np.int64(2), b_std=np.float32(0.5))
+    assert net == FullyConnected("relu", depth=2, b_std=0.5)
+    assert ntk(X, depth=np.int64(2), b_std=np.float32(0.5)).equal(ntk(X, depth=2, b_std=0.5))
+    fit = predict.gradient_descent_mse_ensemble(NET, X, Y, shift=np.float32(0.5))
+    expected = fit([0.0, 10.0], Z)
+    for times in (np.array([0, 10]), torch.tensor([0.0, 10.0]), range(0, 11, 10)):
+        assert fit(times, Z).equal(expected)
+    for time in (np.int64(10), np.float32(10), torch.tensor(10)):
+        assert fit(time, Z).equal(expected[1])
+
+
+@pytest.mark.parametrize("compute_cov", [1, "no", np.True_, torch.ones(2)])
+def test_what_is_no_word_for_a_covariance_is_refused(compute_cov: Any) -> None:
+    with pytest.raises(ValueError, match="expected compute_cov to be True, False or 'diagonal'"):
+        predict.gp_inference(NET, X, Y)(None, Z, compute_cov=compute_cov)
+
+
+def test_no_times_and_no_outputs_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^gp_inference: expected at least one time, got none"):
+        predict.gp_inference(NET, X, Y)([], Z)
+    with pytest.raises(ValueError, match="expected outputs to be an int >= 1, got 0"):
+        predict.max_learning_rate(NET, X, outputs=0)
+
+
+@pytest.mark.parametrize("compute_cov", [True, "diagonal"])
+@pytest.mark.parametrize("get", ["ntk", "nngp"])
+def test_covariances_of_float32_inputs_are_exact_near_the_training_inputs(get: str, compute_cov: Any) -> None:
+    x, y = X.float(), Y.float()
+    z = x + 1e-4 * draw(40, 8, seed=3, dtype=torch.float32)
+    found, exact = (
+        predict.gradient_descent_mse_ensemble(NET, a, b)(None, c, get, compute_cov).covariance
+        for a, b, c in ((x, y, z), (x.double(), y.double(), z.double()))
+    )
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "network", [FullyConnected(torch.tanh, 1), FullyConnected("relu", 2, parametrization="standard")]
+)
+def test_products_of_blocks_ignore_autocast_and_check_their_vectors(network: FullyConnected) -> None:
+    x, v = X.float(), Y.float()
+    expected = network.matvec(x, x, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert network.matvec(x, x, v).equal(expected)
+    with pytest.raises(ValueError, match=r"expected v of shape \[40, p\]"):
+        network.matvec(x, x, v[:3])
+    with pytest.raises(TypeError, match="expected v of x1's dtype"):
+        network.matvec(x, x, v.double())
+    for bad in (x[0], x.half()):
+        with pytest.raises((TypeError, ValueError), match=r"^FullyConnected: expected x1 of"):
+            network.diagonal(bad)

@@ -115,21 +115,43 @@ def from_callable(
 
     Args:
         function: of a tensor of any shape, differentiable by torch; growing no faster than a polynomial.
-        derivative: the same for its derivative; found by differentiation where it is None.
+        derivative: the same for its derivative; found by differentiation where it is None. At a jump of the function
+            itself it is what these say, without the jump: the NTK is that of such networks as they train.
         tolerance: None is 1e-12 in float64 and 1e-7 in float32.
         method: "series" (with a true bound), "quadrature" (with the difference of two rules), or "auto": the first,
             and the second for the pairs of inputs where its bound is too large.
 
     Raises:
         ValueError: another method, or a tolerance that is not positive.
+        TypeError: not a callable; later, where it is evaluated, one that does not keep shape and dtype.
     """
+    if not callable(function):
+        raise TypeError(f"from_callable: expected a callable, got {function!r}")
     found = name or str(getattr(function, "__name__", type(function).__name__))
     if method not in METHODS:
         raise ValueError(f"from_callable: expected method to be one of {', '.join(METHODS)}, got {method!r}")
-    if tolerance is not None and not tolerance > 0:
+    if tolerance is not None and (not isinstance(tolerance, (int, float)) or not tolerance > 0):
         raise ValueError(f"from_callable: expected a tolerance above 0, got {tolerance!r}")
-    slope = derivative if derivative is not None else slope_of(function)
-    return Activation(found, function, slope, control=Control(found, tolerance, method))
+    base = _of_each_element(found, function)
+    slope = (
+        slope_of(base) if derivative is None else _of_each_element(f"the derivative of {found}", derivative)
+    )
+    return Activation(found, base, slope, control=Control(found, tolerance, method))
+
+
+def _of_each_element(name: str, function: Scalar) -> Scalar:
+    """``function`` on a copy, since it may work in place (``torch.nn.SELU(inplace=True)``); its result is checked."""
+
+    def values(x: Tensor) -> Tensor:
+        y = function(x.clone())
+        if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+            got = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+            raise TypeError(
+                f"{name}: expected a tensor of {x.dtype} {list(x.shape)}, the function of each element, got {got}"
+            )
+        return y
+
+    return values
 
 
 def _closed(name: str, function: Scalar, slope: Scalar, form: Form) -> Activation:

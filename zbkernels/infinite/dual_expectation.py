@@ -43,10 +43,13 @@ class ToleranceError(ValueError):
 
 
 def slope_of(s: Scalar) -> Scalar:
-    """The derivative of a function that acts on each element alone, by forward differentiation."""
+    """The derivative of a function that acts on each element alone.
+
+    In reverse: torch has forward derivatives of many functions but not of their derivatives (silu, softplus).
+    """
 
     def slope(x: Tensor) -> Tensor:
-        return torch.func.jvp(s, (x,), (torch.ones_like(x),))[1]
+        return torch.func.grad(lambda x: s(x).sum())(x)
 
     return slope
 
@@ -83,33 +86,64 @@ class _Expectation(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:3])
+        ctx.save_for_forward(*inputs[:3])
         ctx.rest = inputs[3:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        q11, q12, q22 = ctx.saved_tensors
-        s1, s2, control = ctx.rest
-        d1, d2 = s1.derivative(), s2.derivative()
-        both = expectation(d1, d2, q11, q12, q22, control)
-
-        def by_variance(q: Tensor, moment: Tensor) -> Tensor:
-            none = q <= 0
-            return (
-                grad * torch.where(none, 0, (moment - q12 * both) / torch.where(none, 1, 2 * q))
-            ).sum_to_size(q.shape)
-
-        return (
-            by_variance(q11, expectation(d1.times_x(), s2, q11, q12, q22, control))
-            if ctx.needs_input_grad[0]
-            else None,
-            (grad * both).sum_to_size(q12.shape),
-            by_variance(q22, expectation(s1, d2.times_x(), q11, q12, q22, control))
-            if ctx.needs_input_grad[2]
-            else None,
-            None,
-            None,
-            None,
+        qs = ctx.saved_tensors
+        slopes = _slopes(*qs, *ctx.rest, (ctx.needs_input_grad[0], ctx.needs_input_grad[2]))
+        parts = (
+            None if slope is None else (grad * slope).sum_to_size(q.shape)
+            for slope, q in zip(slopes, qs, strict=True)
         )
+        return *parts, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t11: Tensor | None, t12: Tensor | None, t22: Tensor | None, *rest: Any) -> Tensor:
+        qs, tangents = ctx.saved_tensors, (t11, t12, t22)
+        slopes = _slopes(*qs, *ctx.rest, (t11 is not None, t22 is not None))
+        total = torch.zeros(
+            torch.broadcast_shapes(*(q.shape for q in qs)), dtype=qs[1].dtype, device=qs[1].device
+        )
+        for slope, t in zip(slopes, tangents, strict=True):
+            if slope is not None and t is not None:
+                total = total + slope * t
+        return total
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], q11: Tensor, q12: Tensor, q22: Tensor, *rest: Any
+    ) -> tuple[Tensor, int]:
+        """Each element alone: the batch is one more dimension in front."""
+        pairs = tuple(zip((q11, q12, q22), in_dims, strict=False))
+        rank = max(q.dim() - (d is not None) for q, d in pairs)
+
+        def front(q: Tensor, d: int | None) -> Tensor:
+            if d is None:
+                return q
+            q = q.movedim(d, 0)
+            return q.reshape(len(q), *[1] * (rank + 1 - q.dim()), *q.shape[1:])
+
+        return _Expectation.apply(*(front(q, d) for q, d in pairs), *rest), 0
+
+
+def _slopes(
+    q11: Tensor, q12: Tensor, q22: Tensor, s1: Smooth, s2: Smooth, control: Control, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """The derivatives of the expectation by q11, q12 and q22, each of their common shape; where ``wanted``."""
+    d1, d2 = s1.derivative(), s2.derivative()
+    both = expectation(d1, d2, q11, q12, q22, control)
+
+    def by_variance(q: Tensor, moment: Tensor) -> Tensor:
+        none = q <= 0
+        return torch.where(none, 0, (moment - q12 * both) / torch.where(none, 1, 2 * q))
+
+    return (
+        by_variance(q11, expectation(d1.times_x(), s2, q11, q12, q22, control)) if wanted[0] else None,
+        both,
+        by_variance(q22, expectation(s1, d2.times_x(), q11, q12, q22, control)) if wanted[1] else None,
+    )
 
 
 def evaluate(

@@ -6,6 +6,7 @@ This module needs scikit-learn (the extra ``zbkernels[experiments]``); the rest 
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,12 @@ class _NTKEstimator(BaseEstimator):
         self.device = device
 
     def _inputs(self, X: np.ndarray) -> torch.Tensor:
-        x = torch.from_numpy(np.ascontiguousarray(X)).to(self.device)
+        x = torch.from_numpy(np.require(X, requirements=["C", "W"])).to(
+            self.device
+        )  # a copy where X can't be written to
         if self.normalize:
+            largest = x.abs().amax(1, keepdim=True)
+            x = x / torch.where(largest > 0, largest, 1)  # its squares neither overflow nor underflow
             norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
             x = x * (x.shape[1] ** 0.5 / torch.where(norms > 0, norms, 1))
         return x
@@ -67,9 +72,9 @@ class _NTKEstimator(BaseEstimator):
         network = FullyConnected(self.activation, self.depth, self.w_std, self.b_std, self.train)
         x = self._inputs(X)
         targets = torch.from_numpy(np.ascontiguousarray(y)).to(x)
-        if not self.diag_reg >= 0:
+        if not isinstance(self.diag_reg, numbers.Real) or not self.diag_reg >= 0:
             raise ValueError(f"{type(self).__name__}: expected diag_reg >= 0, got {self.diag_reg!r}")
-        shift = self.diag_reg * float(network.diagonal(x.double(), self.kernel).mean())
+        shift = float(self.diag_reg) * float(network.diagonal(x.double(), self.kernel).mean())
         self.ensemble_ = gradient_descent_mse_ensemble(
             network, x, targets, reduction="sum", shift=shift, tol=self.tol
         )

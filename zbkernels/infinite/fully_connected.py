@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zbkernels.infinite import activations, kernels
+from zbkernels.infinite import activations, gram, kernels
 from zbkernels.infinite.activations import Activation
 from zbkernels.infinite.dual_series import Scalar
 
@@ -36,6 +36,8 @@ class FullyConnected:
     width: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("depth", "w_std", "b_std", "width"):
+            object.__setattr__(self, name, kernels.plain(getattr(self, name)))
         activations.named(self.activation, "FullyConnected")
         kernels.check_network("FullyConnected", self.depth, self.w_std, self.b_std, self.train)
         if self.parametrization not in kernels.PARAMETRIZATIONS:
@@ -64,18 +66,30 @@ class FullyConnected:
         return kernels.ntk(x1, x2, activation=self.activation, train=self.train, **options, **wide)
 
     def matvec(self, x1: Tensor, x2: Tensor, v: Tensor, get: str = "ntk") -> Tensor:
-        """That matrix times v [M, p], [N, p], without the matrix."""
-        check_kind("FullyConnected", get)
-        if self.is_fused(get):
-            from zbkernels.ops.dual_matvec import dual_matvec
+        """That matrix times v [M, p], [N, p], without the matrix.
 
+        Raises:
+            TypeError, ValueError: as :func:`zbkernels.dual_matvec`.
+        """
+        check_kind("FullyConnected", get)
+        from zbkernels.ops.dual_matvec import check, dual_matvec
+
+        if self.is_fused(get):
             return dual_matvec(x1, x2, v, **self.options(get))
-        rows = (x1[i : i + _BLOCK] for i in range(0, len(x1), _BLOCK))
-        return torch.cat([v.new_zeros(0, v.shape[1]), *(self(some, x2, get) @ v for some in rows)])
+        check(x1, x2, v)
+        with torch.autocast(x1.device.type, enabled=False):
+            rows = (x1[i : i + _BLOCK] for i in range(0, len(x1), _BLOCK))
+            products = (gram.products(self(some, x2, get), v.mT) for some in rows)
+            return torch.cat([v.new_zeros(0, v.shape[1]), *products])
 
     def diagonal(self, x: Tensor, get: str = "ntk") -> Tensor:
-        """[N]: the kernel of each input x [N, d] with itself, the angle being 0 in every layer."""
+        """[N]: the kernel of each input x [N, d] with itself, the angle being 0 in every layer.
+
+        Raises:
+            TypeError, ValueError: as :func:`zbkernels.infinite.ntk`.
+        """
         check_kind("FullyConnected", get)
+        kernels.check_inputs("FullyConnected", x, x)
         act = activations.named(self.activation, "FullyConnected")
         w2, b2, standard = self.w_std**2, self.b_std**2, self.parametrization == "standard"
         squares = x.square().sum(1)

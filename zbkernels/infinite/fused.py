@@ -23,7 +23,7 @@ def nngp(
     w_std: float = 2**0.5,
     b_std: float = 0.0,
 ) -> Tensor:
-    options: dict[str, Any] = {"activation": activation, "depth": depth, "w_std": w_std, "b_std": b_std}
+    options = _options(activation, depth, w_std, b_std)
     if not isinstance(activation, str):
         return kernels.nngp(x1, x2, **options)
     return _dual_gram("nngp", x1, x1 if x2 is None else x2, train="all", **options)
@@ -41,14 +41,19 @@ def ntk(
     parametrization: str = "ntk",
     width: float = 1.0,
 ) -> Tensor:
-    options: dict[str, Any] = {"activation": activation, "depth": depth, "w_std": w_std, "b_std": b_std}
+    options = _options(activation, depth, w_std, b_std)
     if not isinstance(activation, str) or parametrization != "ntk":
         return kernels.ntk(x1, x2, train=train, parametrization=parametrization, width=width, **options)
-    kernels.check_parametrization(parametrization, width)
+    kernels.check_parametrization(parametrization, kernels.plain(width))
     return _dual_gram("ntk", x1, x1 if x2 is None else x2, train=train, **options)
 
 
 nngp.__doc__, ntk.__doc__ = kernels.nngp.__doc__, kernels.ntk.__doc__
+
+
+def _options(activation: Any, depth: Any, w_std: Any, b_std: Any) -> dict[str, Any]:
+    numbers = {"depth": depth, "w_std": w_std, "b_std": b_std}
+    return {"activation": activation, **{name: kernels.plain(number) for name, number in numbers.items()}}
 
 
 def _dual_gram(kind: str, x1: Tensor, x2: Tensor, **options: Any) -> Tensor:

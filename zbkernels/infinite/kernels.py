@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,11 @@ def check_network(op: str, depth: Any, w_std: Any, b_std: Any, train: Any = "all
         raise ValueError(f"{op}: expected train to be 'all' or 'first', got {train!r}")
 
 
+def plain(number: Any) -> Any:
+    """A number of numpy's, as parameter grids are made of, as Python's; anything else as it is."""
+    return number.item() if isinstance(number, np.generic) else number
+
+
 def check_parametrization(parametrization: Any, width: Any) -> None:
     """Raises as :func:`ntk` says."""
     if parametrization not in PARAMETRIZATIONS:
@@ -106,6 +112,7 @@ def nngp(
         ValueError: shapes, devices or arguments that do not fit; ToleranceError from an activation without a closed
             form.
     """
+    depth, w_std, b_std = plain(depth), plain(w_std), plain(b_std)
     x2 = _check("nngp", x1, x2, depth, w_std, b_std)
     return _run(x1, x2, activations.named(activation, "nngp"), depth, w_std, b_std, tangent=False)
 
@@ -142,6 +149,7 @@ def ntk(
         TypeError, ValueError: as :func:`nngp`; and for another word in ``train`` or ``parametrization``, or a width
             that is not positive.
     """
+    depth, w_std, b_std, width = plain(depth), plain(w_std), plain(b_std), plain(width)
     x2 = _check("ntk", x1, x2, depth, w_std, b_std, train)
     check_parametrization(parametrization, width)
     standard = float(width) if parametrization == "standard" else None

@@ -27,6 +27,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +61,7 @@ class Ensemble:
 
     def __call__(
         self,
-        t: float | Sequence[float] | None = None,
+        t: float | Sequence[float | None] | Tensor | np.ndarray | None = None,
         x_test: Tensor | None = None,
         get: str = "ntk",
         compute_cov: Covariance = False,
@@ -68,8 +69,8 @@ class Ensemble:
         """Predictions at time ``t``.
 
         Args:
-            t: training steps (fractions too), of the learning rate given before; None is infinity. Several give
-                results with one more dimension in front.
+            t: training steps (fractions too), of the learning rate given before; None is infinity. Several (a list, an
+                array, a tensor) give results with one more dimension in front.
             x_test: [M, d], of the training inputs' dtype and device; None is the training inputs.
             get: "ntk", all that the network trains, or "nngp", the read-out alone (see the module).
             compute_cov: True for the covariance [M, M] of each output, "diagonal" for its diagonal [M], in which
@@ -84,13 +85,19 @@ class Ensemble:
             ConvergenceError: the matrix is singular, or the tolerance was not reached.
         """
         check_kind(self.name, get)
-        if compute_cov not in (True, False, "diagonal"):
+        if not isinstance(compute_cov, bool) and not (
+            isinstance(compute_cov, str) and compute_cov == "diagonal"
+        ):
             raise ValueError(
                 f"{self.name}: expected compute_cov to be True, False or 'diagonal', got {compute_cov!r}"
             )
         z = self.x if x_test is None else x_test
         kernels.check_inputs(self.name, z, self.x)
+        if isinstance(t, (Tensor, np.ndarray, np.generic)):
+            t = t.tolist()
         if isinstance(t, Sequence) and not isinstance(t, str):
+            if len(t) == 0:
+                raise ValueError(f"{self.name}: expected at least one time, got none")
             several = [self(one, x_test, get, compute_cov) for one in t]
             if not compute_cov:
                 return torch.stack(several)  # type: ignore[arg-type]
@@ -129,14 +136,18 @@ class Ensemble:
         return self.network.matvec(a.to(dtype), b.to(dtype), v.to(dtype), get)
 
     def _covariance(self, z: Tensor, time: float, get: str, *, whole: bool) -> Tensor:
-        flow, x = self._flow(get), self.x.double()
-        prior = self.network(z, z, "nngp").double() if whole else self.network.diagonal(z, "nngp").double()
+        flow, x, z = (
+            self._flow(get),
+            self.x.double(),
+            z.double(),
+        )  # near training inputs all but all of it cancels
+        prior = self.network(z, z, "nngp") if whole else self.network.diagonal(z, "nngp")
         if get == "nngp":
             time = 2 * time
         step = max(1, len(z) if whole else _NUMBERS // len(x))
         found = []
         for i in range(0, len(z), step):
-            some = z[i : i + step].double()
+            some = z[i : i + step]
             of_k = self.network(x, some, "nngp")  # [N, m]
             if get == "nngp":
                 left, right = of_k, flow.weights(of_k, time)
@@ -185,6 +196,7 @@ def gradient_descent_mse_ensemble(
         TypeError, ValueError: arguments that don't fit.
     """
     name = "gradient_descent_mse_ensemble"
+    learning_rate, shift, tol = (kernels.plain(number) for number in (learning_rate, shift, tol))
     _check(name, kernel_fn, x_train, y_train, shift, tol)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"{name}: expected reduction to be 'mean' or 'sum', got {reduction!r}")
@@ -201,6 +213,7 @@ def gp_inference(
 
     Arguments as in :func:`gradient_descent_mse_ensemble`; what is returned is the same, to be called with t=None.
     """
+    shift, tol = kernels.plain(shift), kernels.plain(tol)
     _check("gp_inference", kernel_fn, x_train, y_train, shift, tol)
     return Ensemble("gp_inference", kernel_fn, x_train.detach(), y_train.detach(), 1.0, shift, tol)
 
@@ -219,6 +232,9 @@ def max_learning_rate(
     _check_inputs(name, kernel_fn, x_train)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"{name}: expected reduction to be 'mean' or 'sum', got {reduction!r}")
+    outputs = kernels.plain(outputs)
+    if not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 1:
+        raise ValueError(f"{name}: expected outputs to be an int >= 1, got {outputs!r}")
     check_kind(name, get)
     with torch.no_grad():
         matrix = KernelMatrix(x_train.detach(), 0.0, kernel_fn, get)

@@ -8,7 +8,7 @@ import torch
 
 from zbkernels.infinite import activations, kernels
 from zbkernels.ops import _backend
-from zbkernels.ops._op import Kernel
+from zbkernels.ops._op import Kernel, transforms_active
 
 KINDS = ("nngp", "ntk")
 DEFAULTS = {
@@ -63,7 +63,9 @@ def same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether both are one piece of memory, seen the same way; then the matrix is symmetric."""
     if a is b:
         return True
-    return a.shape == b.shape and a.stride() == b.stride() and a.numel() > 0 and a.data_ptr() == b.data_ptr()
+    if a.shape != b.shape or a.stride() != b.stride() or a.is_neg() != b.is_neg():
+        return False
+    return a.numel() > 0 and a.data_ptr() == b.data_ptr()
 
 
 def no_compiled_form(activation: str) -> str | None:
@@ -71,6 +73,16 @@ def no_compiled_form(activation: str) -> str | None:
     if activations.named(activation).form is not None:
         return None
     return f"activation {activation!r} has no closed form, and compiled kernels take those that have one"
+
+
+def seen_through(activation: str, *tensors: torch.Tensor) -> bool:
+    """Whether torch.func wants to see into an activation without a closed form.
+
+    Its expectations are autograd functions, which torch.func knows outside of an op alone.
+    """
+    if torch.compiler.is_compiling() or not transforms_active(*tensors):
+        return False
+    return activations.named(activation).form is None
 
 
 def library_kernel(device: str, op: str) -> Kernel:

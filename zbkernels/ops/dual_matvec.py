@@ -22,6 +22,7 @@ from zbkernels.ops._dual_options import (
     in_order,
     library_kernel,
     same_tensor,
+    seen_through,
 )
 from zbkernels.ops._op import (
     Op,
@@ -321,6 +322,8 @@ def dual_matvec(
     check(x1, x2, v, **by_name(rest))
     chosen = _backend.choose_kernel(OP, x1, x2, v.shape[1], *rest)
     if chosen is None:
+        if seen_through(activation, x1, x2, v):
+            return reference(x1, x2, v, **by_name(rest))
         return torch.ops.zb.dual_matvec(x1, x2, v, **by_name(rest))
     if chosen.name != "reference" and transforms_active(v):
         raise RuntimeError(
