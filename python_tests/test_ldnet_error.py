@@ -291,6 +291,17 @@ def test_networks_that_ran_away_are_left_out(metrics: dict[str, Any], tmp_path: 
                 unit[key] = [*unit[key][:-1], None]
     assert "## Claims" in ldnet_error.EXPERIMENT.table(lost)
     ldnet_error.EXPERIMENT.figure(lost, tmp_path / "figure.png")
+    for kind, activation in ((LINEARIZED, "relu"), (NORMAL, "erf:2")):
+        lost = copy.deepcopy(metrics)
+        for unit in lost["units"]:
+            if (unit["kind"], unit["activation"]) == (kind, activation):
+                for key in {"error", "exact", "fit", "stepped"} & unit.keys():
+                    unit[key] = [*unit[key][:-1], None]
+        text = ldnet_error.EXPERIMENT.table(lost)
+        assert "inf" not in text.replace("infinite", "")
+        assert (
+            "| **does not hold** | trained step by step in float32, some run away" in text or kind == NORMAL
+        )
     alone = {**metrics, "units": [unit for unit in metrics["units"] if unit["kind"] == LINEARIZED]}
     assert "not testable here" in ldnet_error.EXPERIMENT.table(alone)
     ldnet_error.EXPERIMENT.figure(alone, tmp_path / "figure.png")

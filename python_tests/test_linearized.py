@@ -210,6 +210,19 @@ def test_the_model_is_left_alone_and_mode_does_not_matter(kind: Any, name: str) 
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+@every_model
+def test_gradients_by_inputs_are_those_of_both_terms(name: str) -> None:
+    """A difference network on top of layers that train, or whose inputs are looked into."""
+    model, (args, kwargs) = of(name)
+    net = DifferenceNet(model, epsilon=0.5)
+    step(net, args, kwargs)
+    x = args[0].clone().requires_grad_()
+    found = torch.autograd.grad(flat(net(x, **kwargs)).sin().sum(), x)[0]
+    difference = (flat(net.model(x, **kwargs)) - flat(copy.deepcopy(model).eval()(x, **kwargs))) / 0.5
+    wanted = torch.autograd.grad(difference.sin().sum(), x)[0]
+    assert (found - wanted).abs().max() <= 1e-12 * wanted.abs().max()
+
+
 def step(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lr: float = 0.1) -> None:
     """One step of SGD on a loss that is no square."""
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=lr)
@@ -381,6 +394,41 @@ def test_descent_agrees_with_the_closed_form() -> None:
         assert (parameter - near[name]).abs().max() < 5e-3  # steps that are not infinitesimal
 
 
+def test_descent_in_float32_keeps_what_moves_slowly() -> None:
+    """1 - (1 - lr s²)^steps is far below 1 here, where float32 has seven digits of it or none."""
+    net = LinearizedNet(nn.Linear(3, 1, bias=False))
+    sizes = torch.tensor([1.0, 1e-2, 1e-3])
+    found = gradient_flow(net, sizes.diag(), torch.ones(3, 1)).after_steps(10, 0.5)["weight"][0].double()
+    wanted = (1 - (1 - 0.5 * sizes.double() ** 2) ** 10) / sizes.double()
+    assert (found / wanted - 1).abs().max() < 1e-6
+
+
+def test_wide_networks_in_float32_fit_their_targets() -> None:
+    """A million parameters: the rounding of their number is not that of their singular values."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(100, 10_000, bias=False), nn.ReLU(), nn.Linear(10_000, 1, bias=False))
+    net[2].requires_grad_(False)
+    with torch.no_grad():
+        net[0].weight.normal_()
+        net[2].weight.normal_().mul_(0.01)
+    x = nn.functional.normalize(torch.rand(20, 100))
+    x, y = torch.cat([x, x[:3]]), torch.randn(20, 1)
+    y = torch.cat([y, y[:3] + 1])  # of equal inputs the mean can be met
+    linear = LinearizedNet(net)
+    flow = gradient_flow(linear, x, y)
+    flow.load(flow.at(math.inf))
+    y[:3] += 0.5
+    y[20:] -= 0.5
+    assert (linear(x) - y).norm() < 1e-4 * y.norm()
+
+
+def test_features_that_are_zero_leave_the_network_as_it_is() -> None:
+    net = LinearizedNet(nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 1, bias=False)))
+    flow = gradient_flow(net, torch.zeros(2, 3), torch.ones(2, 1))
+    for delta in (flow.at(1.0), flow.at(math.inf), flow.after_steps(5, 0.1)):
+        assert all((value == 0).all() for value in delta.values())
+
+
 def test_features_are_the_jacobian_and_their_products_the_tangent_kernel() -> None:
     model, (args, _) = of("batch norm and dropout")
     x = args[0]
@@ -474,8 +522,14 @@ def test_other_arguments_of_the_flow_are_refused() -> None:
     flow = gradient_flow(net, args[0], draw(4, 3).to(F64))
     with pytest.raises(ValueError, match=r"GradientFlow\.at: expected a time >= 0, got -1"):
         flow.at(-1)
-    with pytest.raises(ValueError, match=r"GradientFlow\.after_steps: expected steps >= 0 and 0 <= lr <= "):
+    with pytest.raises(
+        ValueError, match=r"GradientFlow\.after_steps: expected a whole number of steps >= 0 and 0 <= lr <= "
+    ):
         flow.after_steps(10, 1e3)
+    with pytest.raises(ValueError, match=r"expected a whole number of steps .* got 1\.5 and 0\.1"):
+        flow.after_steps(1.5, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"features: expected at least one input, .* got \[0, 5\]"):
+        gradient_flow(net, args[0][:0], draw(0, 3).to(F64))
     shared, (args, kwargs) = of("shared weight, nested outputs")
     with pytest.raises((TypeError, RuntimeError)):
         features(LinearizedNet(shared), args[0])

@@ -17,6 +17,8 @@ SAME = 1e-3  # relative, of errors that are the same but for rounding
 NEAR = 0.15  # relative, of errors that a figure cannot tell apart
 CLEAR = 2.0  # times as large
 
+Errors = dict[tuple[int, float], dict[int, float]]  # (width, scale) -> seed -> error
+
 _NEARER = "Linearised difference networks are generally nearer to the IEIN limit than plain ones"
 _SCALE = "The linearised network does not depend on the scale of the targets, but for rounding"
 _LOW = "At low target scales the initial output makes the plain network's error, which does not depend on the scale"
@@ -55,11 +57,9 @@ def of(metrics: dict[str, Any], activation: str | None, kind: str) -> list[dict[
     return [u for u in metrics["units"] if u["kind"] == kind and activation in (None, u["activation"])]
 
 
-def errors(
-    metrics: dict[str, Any], activation: str, kind: str, key: str = "error"
-) -> dict[tuple[int, float], dict[int, float]]:
+def errors(metrics: dict[str, Any], activation: str, kind: str, key: str = "error") -> Errors:
     """(width, scale) -> seed -> the error; without those that ran away."""
-    found: dict[tuple[int, float], dict[int, float]] = {}
+    found: Errors = {}
     for unit in of(metrics, activation, kind):
         for scale, value in zip(unit["scales"], unit[key], strict=True):
             if value is not None:
@@ -74,6 +74,11 @@ def average(by_seed: dict[int, float]) -> float:
 def _same_seeds(ours: dict[int, float], reference: dict[int, float]) -> float:
     """The mean of ``reference`` over the seeds that ``ours`` has: the same initial weights."""
     return average({seed: reference[seed] for seed in ours})
+
+
+def _both(key: tuple[int, float], ours: Errors, reference: Errors) -> bool:
+    """Whether there are networks of ours, and the reference of each."""
+    return key in ours and ours[key].keys() <= reference.get(key, {}).keys()
 
 
 def _missing(claim: str) -> Verdict:
@@ -117,13 +122,19 @@ def _scale(metrics: dict[str, Any]) -> Verdict:
     if not units:
         return _missing(_SCALE)
     apart = max(
-        abs(value - unit["error"][0]) / unit["error"][0] for unit in units for value in unit["stepped"]
+        abs(value - unit["error"][0]) / unit["error"][0]
+        if value is not None and unit["error"][0]
+        else math.inf
+        for unit in units
+        for value in unit["stepped"]
     )
     return Verdict(
         _SCALE,
         HOLDS if apart <= SAME else FAILS,
         f"trained step by step in float32, on its parameters' coordinates along the features, its error at any of the "
-        f"{len(metrics['scales'])} scales is within {apart:.1e} (relative) of the closed form's",
+        f"{len(metrics['scales'])} scales is within {apart:.1e} (relative) of the closed form's"
+        if apart < math.inf
+        else "trained step by step in float32, some run away",
     )
 
 
@@ -227,6 +238,8 @@ def _bounded(metrics: dict[str, Any]) -> Verdict:
         if scale == top and fit is not None
     ]
     unfit = [fit for width, fit in fits if width**0.5 < top]
+    if not unfit:
+        return _missing(_BOUNDED)
     return Verdict(
         _BOUNDED,
         HOLDS if largest <= 1 + 1e-5 and all(fit > 0.05 for fit in unfit) else FAILS,
@@ -238,7 +251,7 @@ def _bounded(metrics: dict[str, Any]) -> Verdict:
 def _corner(metrics: dict[str, Any]) -> Verdict:
     down, linear = errors(metrics, "relu", DOWNSCALED), errors(metrics, "relu", LINEARIZED)
     low = _scales(metrics)[0]
-    at = [width for width in metrics["trained"] if (width, low) in down and (width, low) in linear]
+    at = [width for width in metrics["trained"] if _both((width, low), down, linear)]
     if not at:
         return _missing(_CORNER)
     ratios = {
@@ -268,7 +281,7 @@ def _otherwise(metrics: dict[str, Any]) -> Verdict:
     cells = [
         (abs(average(found) / _same_seeds(found, linear[key]) - 1), *key)
         for key, found in down.items()
-        if key[1] >= 1 and key in linear
+        if key[1] >= 1 and _both(key, down, linear)
     ]
     if not cells:
         return _missing(_OTHERWISE)

@@ -149,7 +149,7 @@ def _multiple(depths: list[Found]) -> Verdict:
 
 
 def _bias_part(depths: list[Found]) -> Verdict:
-    claim = "(38, 39): the read-out's bias has the part β²/n in the NTK, which vanishes as the width n grows"
+    claim = "(38, 39): the read-out's bias has the part β²/n in the NTK, n being the width"
     parts = [
         net["readout_bias"] / net["beta"] ** 2
         for found in depths

@@ -25,7 +25,9 @@ class DifferenceNet(AroundInitial):
     by the gradient's size (Adam) does not see the factor: there the learning rate must be multiplied by ε.
 
     Δu is the difference of two numbers in the model's dtype and θ moves in proportion to ε, so both drown in rounding
-    where ε·y is small: Figure 3's lower left corner. :class:`LinearizedNet` has neither problem.
+    where ε·y is small: Figure 3's lower left corner. So does the zero before training: torch may compute attention and
+    recurrent layers otherwise where no parameter asks for a gradient, and the rounding between is divided by ε.
+    :class:`LinearizedNet` has none of these problems.
 
     The model is copied, and both copies stay in evaluation mode: no dropout, batch normalisation by its running
     statistics. Else the two terms would not be of one function, nor zero at the start.
@@ -60,8 +62,8 @@ class DifferenceNet(AroundInitial):
         return self.epsilon**2
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            before = self.initial(*args, **kwargs)
+        # Nothing of θ(0) asks for a gradient, but inputs may: theirs is of both terms.
+        before = self.initial(*args, **kwargs)
         after = self.model(*args, **kwargs)
         return torch.utils._pytree.tree_map(lambda a, b: (a - b) / self.epsilon, after, before)
 

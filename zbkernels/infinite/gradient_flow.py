@@ -26,12 +26,18 @@ def features(net: LinearizedNet, x: Any, *, max_bytes: int = MAX_BYTES) -> Tenso
         [n, outputs, P]: outputs of an input in row-major order, P numbers of Δθ in the order of ``net.delta``.
 
     Raises:
-        ValueError: the matrix would have more than ``max_bytes``; the message has the sizes.
+        ValueError: no inputs, or not as many of each; or the matrix would have more than ``max_bytes``: the message
+            has the sizes.
         TypeError: the model returns anything but one tensor.
     """
     inputs = x if isinstance(x, tuple) else (x,)
     initial = net.initial_parameters()
     n, size = len(inputs[0]), sum(value.numel() for value in initial.values())
+    if n == 0 or any(len(t) != n for t in inputs):
+        raise ValueError(
+            "features: expected at least one input, and as many of each, got "
+            + " and ".join(str(list(t.shape)) for t in inputs)
+        )
     with torch.no_grad():
         u = net.initial(*(t[:1] for t in inputs))
     if not isinstance(u, Tensor):
@@ -64,9 +70,10 @@ class GradientFlow:
 
     _net: LinearizedNet
     _start: Tensor  # [P], Δθ when it was solved
-    _left: Tensor  # of the singular value decomposition of the features, U S Vᵀ: Uᵀ(y - output)
+    _features: Tensor  # [n·outputs, P] = U S Vᵀ; what follows is float64
+    _vectors: Tensor  # U
     _values: Tensor  # S
-    _right: Tensor  # Vᵀ
+    _residual: Tensor  # y - output, [n·outputs]
 
     def at(self, t: float) -> dict[str, Tensor]:
         """Δθ after time ``t`` of dΔθ/dt = -∂L/∂Δθ (equations 10 to 14), ``math.inf`` for the end (15), by name.
@@ -88,12 +95,17 @@ class GradientFlow:
         Raises:
             ValueError: lr·s² > 2 for the largest singular value s: descent diverges; or negative numbers.
         """
-        most = 2 / float(self._values.max()) ** 2
-        if steps < 0 or not 0 <= lr <= most:
+        largest = float(self._values.max()) ** 2
+        most = 2 / largest if largest > 0 else math.inf
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0 or not 0 <= lr <= most:
             raise ValueError(
-                f"GradientFlow.after_steps: expected steps >= 0 and 0 <= lr <= {most:.3g}, got {steps} and {lr!r}"
+                f"GradientFlow.after_steps: expected a whole number of steps >= 0 and 0 <= lr <= {most:.3g}, "
+                f"got {steps!r} and {lr!r}"
             )
-        return self._after(1 - (1 - lr * self._values**2) ** steps)
+        done = lr * self._values**2  # by one step
+        small = done < 0.5  # 1 - done would round away what little there is
+        slow = -torch.expm1(steps * torch.log1p(-torch.where(small, done, 0)))
+        return self._after(torch.where(small, slow, 1 - (1 - done) ** steps))
 
     def load(self, delta: dict[str, Tensor]) -> None:
         """Put a Δθ into the network this was solved for, which then predicts with it."""
@@ -103,10 +115,14 @@ class GradientFlow:
 
     def _after(self, share: Tensor) -> dict[str, Tensor]:
         """``share``: how much of the way each direction has gone."""
-        # Below this a singular value is rounding: numpy's and scipy's rule for the rank.
-        least = self._values.max() * max(len(self._left), self._right.shape[1]) * torch.finfo(share.dtype).eps
-        share = torch.where(self._values > least, share / self._values, 0)
-        flat = self._start + (share * self._left) @ self._right
+        rows, size = self._features.shape
+        # Below this a singular value is rounding: the features' own, or that of the decomposition.
+        rounding = min(rows, size) * torch.finfo(self._features.dtype).eps
+        least = self._values.max() * max(rounding, max(rows, size) * torch.finfo(share.dtype).eps)
+        share = torch.where(self._values > least, share / self._values**2, 0)
+        weights = self._vectors @ (share * (self._vectors.mT @ self._residual))
+        moved = [part.double().mT @ weights for part in self._features.split(_columns(rows), 1)]
+        flat = self._start + torch.cat(moved).to(self._start.dtype)
         sizes = [parameter.numel() for parameter in self._net.delta.parameters()]
         parts = flat.split(sizes)
         return {
@@ -115,10 +131,31 @@ class GradientFlow:
         }
 
 
+def _columns(rows: int) -> int:
+    """Of the features, that are taken to float64 at a time."""
+    return max(1, _CHUNK_BYTES // (8 * rows))
+
+
+def _left_singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """U and S, in float64. Below it, LAPACK's would be off by 2e-4 of the largest at four million columns."""
+    rows, size = matrix.shape
+    if matrix.dtype == torch.float64 or rows > size:
+        U, S, _ = torch.linalg.svd(matrix.double(), full_matrices=False)
+        return U, S
+    # The squares of float32 numbers keep their digits in float64, and so does the matrix of the rows' products.
+    gram = matrix.new_zeros((rows, rows), dtype=torch.float64)
+    for part in matrix.split(_columns(rows), 1):
+        wide = part.double()
+        gram.addmm_(wide, wide.mT)
+    squares, U = torch.linalg.eigh(gram)
+    return U, squares.clamp(min=0).sqrt()
+
+
 def gradient_flow(net: LinearizedNet, x: Any, y: Tensor, *, max_bytes: int = MAX_BYTES) -> GradientFlow:
     """Solve the training of ``net`` on ½‖y - net(x)‖² from its present Δθ, for all times at once.
 
-    By a singular value decomposition of the feature matrix, of O(min(n·outputs, P)² · max(n·outputs, P)) operations:
+    By the left singular vectors of the feature matrix, in float64: O(min(n·outputs, P)² · max(n·outputs, P))
+    operations. The matrix is kept.
 
         flow = gradient_flow(net, x, y)
         flow.load(flow.at(math.inf))        # the net now predicts as after endless training
@@ -130,7 +167,7 @@ def gradient_flow(net: LinearizedNet, x: Any, y: Tensor, *, max_bytes: int = MAX
         max_bytes: that the feature matrix may have.
 
     Raises:
-        ValueError: targets of another shape, or a feature matrix that does not fit (as :func:`features`).
+        ValueError: no inputs, targets of another shape, or a feature matrix that does not fit (as :func:`features`).
     """
     inputs = x if isinstance(x, tuple) else (x,)
     matrix = features(net, x, max_bytes=max_bytes).flatten(0, 1)
@@ -140,6 +177,6 @@ def gradient_flow(net: LinearizedNet, x: Any, y: Tensor, *, max_bytes: int = MAX
         raise ValueError(
             f"gradient_flow: expected targets of the output's shape {list(output.shape)}, got {list(y.shape)}"
         )
-    U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
     start = torch.cat([parameter.detach().flatten() for parameter in net.delta.parameters()])
-    return GradientFlow(net, start, U.mT @ (y.to(output.dtype) - output).flatten(), S, Vh)
+    residual = (y.detach().double() - output.double()).flatten()
+    return GradientFlow(net, start, matrix, *_left_singular(matrix), residual)
