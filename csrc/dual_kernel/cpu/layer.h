@@ -115,7 +115,8 @@ struct Layer {
     if constexpr (careful) {  // the norm of a variance of 0 is -1
       const auto zero1 = V::gt(V::zero(), norm1), zero2 = V::gt(V::zero(), norm2);
       const R one_zero = V::set1(n.zero_one), both = V::set1(n.zero_both);
-      dual = V::choose(V::either(zero1, zero2), V::set1(n.bias), dual);
+      const R bias = V::fma(V::zero(), k, V::set1(n.bias));  // NaN where the other row has one
+      dual = V::choose(V::either(zero1, zero2), bias, dual);
       derivative = V::choose(zero1, V::choose(zero2, both, one_zero), V::choose(zero2, one_zero, derivative));
     }
     return {dual, derivative};
