@@ -92,7 +92,7 @@ class _Expectation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         qs = ctx.saved_tensors
-        slopes = _slopes(*qs, *ctx.rest, (ctx.needs_input_grad[0], ctx.needs_input_grad[2]))
+        slopes = _slopes(qs, ctx.rest, (ctx.needs_input_grad[0], ctx.needs_input_grad[2]))
         parts = (
             None if slope is None else (grad * slope).sum_to_size(q.shape)
             for slope, q in zip(slopes, qs, strict=True)
@@ -102,7 +102,7 @@ class _Expectation(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, t11: Tensor | None, t12: Tensor | None, t22: Tensor | None, *rest: Any) -> Tensor:
         qs, tangents = ctx.saved_tensors, (t11, t12, t22)
-        slopes = _slopes(*qs, *ctx.rest, (t11 is not None, t22 is not None))
+        slopes = _slopes(qs, ctx.rest, (t11 is not None, t22 is not None))
         total = torch.zeros(
             torch.broadcast_shapes(*(q.shape for q in qs)), dtype=qs[1].dtype, device=qs[1].device
         )
@@ -129,9 +129,10 @@ class _Expectation(torch.autograd.Function):
 
 
 def _slopes(
-    q11: Tensor, q12: Tensor, q22: Tensor, s1: Smooth, s2: Smooth, control: Control, wanted: tuple[bool, bool]
+    qs: tuple[Tensor, Tensor, Tensor], rest: tuple[Smooth, Smooth, Control], wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
     """The derivatives of the expectation by q11, q12 and q22, each of their common shape; where ``wanted``."""
+    (q11, q12, q22), (s1, s2, control) = qs, rest
     d1, d2 = s1.derivative(), s2.derivative()
     both = expectation(d1, d2, q11, q12, q22, control)
 

@@ -6,7 +6,6 @@ This module needs scikit-learn (the extra ``zbkernels[experiments]``); the rest 
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,7 @@ class _NTKEstimator(BaseEstimator):
         network = FullyConnected(self.activation, self.depth, self.w_std, self.b_std, self.train)
         x = self._inputs(X)
         targets = torch.from_numpy(np.ascontiguousarray(y)).to(x)
-        if not isinstance(self.diag_reg, numbers.Real) or not self.diag_reg >= 0:
+        if not isinstance(self.diag_reg, (int, float, np.number)) or not self.diag_reg >= 0:
             raise ValueError(f"{type(self).__name__}: expected diag_reg >= 0, got {self.diag_reg!r}")
         shift = float(self.diag_reg) * float(network.diagonal(x.double(), self.kernel).mean())
         self.ensemble_ = gradient_descent_mse_ensemble(

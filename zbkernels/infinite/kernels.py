@@ -106,6 +106,7 @@ def nngp(
         [N, M], of x1's dtype. Angles are found from inner products, with an error of about eps/angle, at most
         sqrt(eps). For nearly equal or antipodal inputs in float32 that was up to 5e-7 of sqrt(K(x,x) K(y,y)) in the
         NNGP, and 4e-4 in the NTK; use float64 where such pairs matter. Exactly equal ones are exact.
+        Inputs whose squared norm overflows (norms above 1e19 in float32, 1e154 in float64) give NaN.
 
     Raises:
         TypeError: not dense tensors of one of these dtypes, or of two.
