@@ -466,6 +466,7 @@ def _infinite_cases() -> list[DualCase]:
         for d in (784, 20)
         for p in (1, 10)
     ]
+    matvec.append(DualCase("matvec-1k-20", 1000, 1000, 20, "matvec", 1))  # small enough for KeOps
     matvec = [dataclasses.replace(case, name=f"{case.name}-p{case.p}") for case in matvec]
     return [
         dataclasses.replace(case, name=case.name + ("-self" if same else ""), same=same)

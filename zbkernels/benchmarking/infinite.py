@@ -19,6 +19,7 @@ from zbkernels.infinite import kernels
 
 CHECKED = 256  # rows of the result that are compared with float64: all of 30,000 would take minutes
 SIDES = (512, 1024, 2048, 4096)  # of the blocks among which a blocked composite has the best
+KEOPS_MOST = 5e7  # inputs x others x features: some seconds a call
 
 
 class DualProblem:
@@ -145,6 +146,8 @@ class DualProblem:
         """
         if self.case.activation != "relu" or self.case.kernel != "ntk":
             raise Absent("its formula is written for the ReLU NTK")
+        if self.case.n * self.case.m * self.case.d > KEOPS_MOST:
+            raise Absent("minutes a call at this size: it writes each layer's formula out once for every use")
         try:
             from pykeops.torch import LazyTensor
         except ImportError:
