@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -356,6 +356,7 @@ def squared(net: LinearizedNet, x: Tensor, y: Tensor) -> Tensor:
 
 @settings(max_examples=10, deadline=None)
 @given(rows=st.integers(1, 30), seed=st.integers(0, 100), start=st.booleans())
+@example(rows=10, seed=77, start=False)  # singular values far apart
 def test_the_flow_solves_its_equation(rows: int, seed: int, start: bool) -> None:
     """dΔθ/dt = -∂L/∂Δθ at any time, with more equations than parameters and with fewer; from any Δθ."""
     torch.manual_seed(seed)

@@ -73,6 +73,7 @@ class GradientFlow:
     _features: Tensor  # [n·outputs, P] = U S Vᵀ; what follows is float64
     _vectors: Tensor  # U
     _values: Tensor  # S
+    _right: Tensor | None  # Vᵀ, or None where it is not kept
     _residual: Tensor  # y - output, [n·outputs]
 
     def at(self, t: float) -> dict[str, Tensor]:
@@ -119,15 +120,19 @@ class GradientFlow:
         # Below this a singular value is rounding: the features' own, or that of the decomposition.
         rounding = min(rows, size) * torch.finfo(self._features.dtype).eps
         least = self._values.max() * max(rounding, max(rows, size) * torch.finfo(share.dtype).eps)
-        share = torch.where(self._values > least, share / self._values**2, 0)
-        weights = self._vectors @ (share * (self._vectors.mT @ self._residual))
-        moved = [part.double().mT @ weights for part in self._features.split(_columns(rows), 1)]
-        flat = self._start + torch.cat(moved).to(self._start.dtype)
-        sizes = [parameter.numel() for parameter in self._net.delta.parameters()]
-        parts = flat.split(sizes)
+        way = torch.where(self._values > least, share / self._values, 0) * (self._vectors.mT @ self._residual)
+        if self._right is not None:
+            moved = self._right.mT @ way
+        else:  # V = Fᵀ U / S
+            weights = self._vectors @ torch.where(self._values > least, way / self._values, 0)
+            parts = self._features.split(_columns(rows), 1)
+            moved = torch.cat([part.double().mT @ weights for part in parts])
+        flat = self._start + moved.to(self._start.dtype)
+        parameters = dict(self._net.delta.named_parameters())
+        sizes = [parameter.numel() for parameter in parameters.values()]
         return {
             name: part.view(parameter.shape)
-            for (name, parameter), part in zip(self._net.delta.named_parameters(), parts, strict=True)
+            for (name, parameter), part in zip(parameters.items(), flat.split(sizes), strict=True)
         }
 
 
@@ -136,26 +141,29 @@ def _columns(rows: int) -> int:
     return max(1, _CHUNK_BYTES // (8 * rows))
 
 
-def _left_singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """U and S, in float64. Below it, LAPACK's would be off by 2e-4 of the largest at four million columns."""
+def _singular(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """U, S and Vᵀ, in float64. Below it, LAPACK's would be off by 2e-4 of the largest at four million columns.
+
+    Wide float32 matrices go without Vᵀ, which would be twice their size; S down to their own rounding is enough then.
+    """
     rows, size = matrix.shape
     if matrix.dtype == torch.float64 or rows > size:
-        U, S, _ = torch.linalg.svd(matrix.double(), full_matrices=False)
-        return U, S
+        U, S, Vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+        return U, S, Vh
     # The squares of float32 numbers keep their digits in float64, and so does the matrix of the rows' products.
     gram = matrix.new_zeros((rows, rows), dtype=torch.float64)
     for part in matrix.split(_columns(rows), 1):
         wide = part.double()
         gram.addmm_(wide, wide.mT)
     squares, U = torch.linalg.eigh(gram)
-    return U, squares.clamp(min=0).sqrt()
+    return U, squares.clamp(min=0).sqrt(), None
 
 
 def gradient_flow(net: LinearizedNet, x: Any, y: Tensor, *, max_bytes: int = MAX_BYTES) -> GradientFlow:
     """Solve the training of ``net`` on ½‖y - net(x)‖² from its present Δθ, for all times at once.
 
-    By the left singular vectors of the feature matrix, in float64: O(min(n·outputs, P)² · max(n·outputs, P))
-    operations. The matrix is kept.
+    By the singular vectors of the feature matrix, in float64: O(min(n·outputs, P)² · max(n·outputs, P)) operations.
+    The matrix is kept; of float64, or with fewer parameters than equations, its right vectors too.
 
         flow = gradient_flow(net, x, y)
         flow.load(flow.at(math.inf))        # the net now predicts as after endless training
@@ -179,4 +187,4 @@ def gradient_flow(net: LinearizedNet, x: Any, y: Tensor, *, max_bytes: int = MAX
         )
     start = torch.cat([parameter.detach().flatten() for parameter in net.delta.parameters()])
     residual = (y.detach().double() - output.double()).flatten()
-    return GradientFlow(net, start, matrix, *_left_singular(matrix), residual)
+    return GradientFlow(net, start, matrix, *_singular(matrix), residual)
