@@ -480,10 +480,10 @@ def test_samples_keep_strides_and_special_values() -> None:
     assert made.stride() == (0, 2) and made.storage_offset() == 1
     assert made[0, 0] == 1.0 and made[0, 1] == -float("inf")
     assert base[1] == pytest.approx(0.3)  # the sample itself is left alone
-    near = samples.compare(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]).double(), torch.float32)
+    near = samples.compare(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]).double(), torch.float32, 1e-6)
     assert near == "1 of 2 values differ"
     nan = torch.tensor([float("nan")])
-    assert samples.compare(nan, nan.double(), torch.float32) == ""
+    assert samples.compare(nan, nan.double(), torch.float32, 1e-6) == ""
 
 
 class NotCaptured(card.Rehearsal):

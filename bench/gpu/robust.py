@@ -159,7 +159,7 @@ def mixed_devices(card: Card, call: Call) -> str:
     if len(call.inputs) < 2:
         raise Skip("one operand only")
     try:
-        call.run(call.inputs[0], call.inputs[1].to(card.elsewhere))
+        call.run(call.inputs[0], call.inputs[1].to(card.elsewhere), *call.inputs[2:])
     except ValueError as refusal:
         assert "on one device" in str(refusal), str(refusal)
         return str(refusal)
