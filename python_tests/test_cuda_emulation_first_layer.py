@@ -23,7 +23,7 @@ assert _loader.load_emulated().loaded
 CONV = torch.ops.zb_emulated._conv_relu_pool2d_forward
 DTYPES = (torch.float16, torch.bfloat16)
 KERNEL = "first layer tensor core"
-SHARE = {"tsan": 9}.get(SANITIZER, 1)  # one case of so many
+SHARE = {"asan": 3, "tsan": 9}.get(SANITIZER, 1)  # one case of so many
 # ThreadSanitizer is slow, and the same code runs for both.
 each_dtype = pytest.mark.parametrize(
     "dtype",

@@ -24,7 +24,7 @@ if not _loader.emulated_path().exists():
 assert _loader.load_emulated().loaded
 LIBRARY = ctypes.CDLL(str(_loader.emulated_path()))
 ops = torch.ops.zb_emulated
-SHARE = {"tsan": 8}.get(SANITIZER, 1)  # one case of so many
+SHARE = {"asan": 3, "tsan": 8}.get(SANITIZER, 1)  # one case of so many
 KINDS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "tf32": torch.float32}
 
 
@@ -97,7 +97,7 @@ POOLS: dict[str, dict[str, Any]] = {
 def test_every_edge(kind: str, shape: str, pool: str, channels_last: bool) -> None:
     number = list(SHAPES).index(shape) + list(POOLS).index(pool) + channels_last + list(KINDS).index(kind)
     if number % SHARE:
-        pytest.skip("ThreadSanitizer takes a share")
+        pytest.skip("a sanitizer takes a share")
     n, c, h, w, k, r, s = SHAPES[shape]
     x, weight = whole(n, c, h, w, dtype=KINDS[kind]), whole(k, c, r, s, dtype=KINDS[kind], seed=1, most=1)
     if channels_last:
