@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import errno
 import functools
 import json
 from pathlib import Path
@@ -31,6 +32,7 @@ from zbkernels.experiments import (
 from zbkernels.experiments.base import Preset
 from zbkernels.experiments.contrast import SCALARS, sweep, zero_image_probabilities
 from zbkernels.experiments.progress import Progress, duration
+from zbkernels.files import replacing
 from zbkernels.models import ARCHITECTURES, build
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, ReportError, judge, report, spread
 from zbkernels.train import TrainConfig, train
@@ -229,6 +231,29 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(ExperimentError, match=message):
         runner.run("table1-mnist", out=tmp_path, progress=quiet(), **{"preset": "smoke", **change})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"form": "plain"}, "directionality has no networks in a plain form"),
+        ({"time_epochs": True}, "one form only, --time-epochs has nothing to compare"),
+    ],
+)
+def test_what_an_experiment_would_ignore_is_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        runner.run("directionality", preset="smoke", out=tmp_path, progress=quiet(), **change)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.md"
+    with pytest.raises(OSError, match="No space left") as told, replacing(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert told.value.filename == str(path)
     assert not list(tmp_path.iterdir())
 
 

@@ -35,6 +35,10 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.chmod(0o666 & ~_umask())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, name, str(temporary)):
+            error.filename = str(path)  # a full disk tells no name, and the temporary one is gone by now
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

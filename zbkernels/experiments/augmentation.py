@@ -117,4 +117,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=augmentation_report.table,
     figure=augmentation_report.figure,
+    any_form=True,
 )

@@ -75,6 +75,7 @@ class Experiment:
         run: does the work and returns the metrics (JSON-able).
         table: metrics -> Markdown.
         figure: metrics and a path -> a PNG file there.
+        any_form: its zero-bias networks can be built of plain torch layers, too.
         any_precision: it trains in bfloat16, too, where that is asked for.
         time_epochs: measures training epochs in each form, for the metrics' "timing" (see :mod:`epoch_timing`); None:
             nothing to compare.
@@ -93,3 +94,4 @@ class Experiment:
     time_epochs: Callable[[RunContext], dict[str, Any]] | None = field(default=None)
     checkpoint_digest: Callable[[str], str] | None = field(default=None)
     any_precision: bool = False
+    any_form: bool = False

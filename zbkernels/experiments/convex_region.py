@@ -277,4 +277,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=convex_region_report.table,
     figure=convex_region_figure.figure,
+    any_form=True,
 )

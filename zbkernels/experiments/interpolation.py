@@ -229,4 +229,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=interpolation_report.table,
     figure=interpolation_report.figure,
+    any_form=True,
 )

@@ -190,4 +190,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=linear_regions_2d_report.table,
     figure=linear_regions_2d_figure.figure,
+    any_form=True,
 )

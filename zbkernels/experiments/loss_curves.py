@@ -140,4 +140,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=loss_curves_report.table,
     figure=loss_curves_report.figure,
+    any_form=True,
 )

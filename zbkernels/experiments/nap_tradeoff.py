@@ -190,4 +190,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=nap_tradeoff_report.table,
     figure=nap_tradeoff_report.figure,
+    any_form=True,
 )

@@ -208,4 +208,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=regions_report.table,
     figure=regions_figure.figure,
+    any_form=True,
 )

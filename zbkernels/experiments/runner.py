@@ -64,6 +64,10 @@ def run(
     )
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
+    if time_epochs and experiment.time_epochs is None:
+        raise ExperimentError(
+            f"{name}: its networks have one form only, --time-epochs has nothing to compare"
+        )
     if time_epochs and distributed.launched():
         raise ExperimentError("--time-epochs times one process; run `zb time` without torchrun")
     with distributed.joined(settings.device) as own_device:
@@ -189,6 +193,8 @@ def settings_for(
         )
     if form not in FORMS:
         raise ExperimentError(f"unknown form {form!r}; known: {', '.join(FORMS)}")
+    if form != FORMS[0] and not experiment.any_form:
+        raise ExperimentError(f"{experiment.name} has no networks in a {form} form, only in the one it needs")
     if precision not in PRECISIONS:
         raise ExperimentError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
     if precision != PRECISIONS[0] and not experiment.any_precision:

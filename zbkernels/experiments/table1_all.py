@@ -91,4 +91,5 @@ EXPERIMENT = Experiment(
     run=run,
     table=table1_all_report.table,
     figure=table1_all_report.figure,
+    any_form=True,
 )

@@ -42,4 +42,5 @@ EXPERIMENT = Experiment(
     figure=table1_report.figure,
     time_epochs=lambda context: table1.time_epochs(ROW, context),
     any_precision=True,
+    any_form=True,
 )

@@ -254,4 +254,5 @@ EXPERIMENT = Experiment(
     table=zero_image_report.table,
     figure=zero_image_figure.figure,
     checkpoint_digest=digest,
+    any_form=True,
 )
