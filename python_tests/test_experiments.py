@@ -32,7 +32,7 @@ from zbkernels.experiments import (
 from zbkernels.experiments.base import Preset
 from zbkernels.experiments.contrast import SCALARS, sweep, zero_image_probabilities
 from zbkernels.experiments.progress import Progress, duration
-from zbkernels.files import replacing
+from zbkernels.files import read_json, replacing, write_json
 from zbkernels.models import ARCHITECTURES, build
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, ReportError, judge, report, spread
 from zbkernels.train import TrainConfig, train
@@ -255,6 +255,20 @@ def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
     assert told.value.filename == str(path)
     assert not list(tmp_path.iterdir())
+
+
+def test_lists_of_numbers_take_one_line_and_nothing_else_changes(tmp_path: Path) -> None:
+    value = {
+        "a": [1, -2.5, 1e-30, None],
+        "b": [[1], [2, 3]],
+        "c": ["x [\n 1,\n 2\n]", True],
+        "d": [],
+        "e": [[[]]],
+    }
+    write_json(tmp_path / "x.json", value)
+    assert read_json(tmp_path / "x.json") == value
+    assert '"a": [1, -2.5, 1e-30, null],\n' in (tmp_path / "x.json").read_text()
+    assert "    [2, 3]\n" in (tmp_path / "x.json").read_text()
 
 
 def test_missing_data_leave_no_finished_run(tmp_path: Path) -> None:

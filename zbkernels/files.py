@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from zbkernels.distributed import team
+
+# A list of numbers as json.dumps indents it. No string looks like it: line breaks are escaped there.
+_NUMBERS = re.compile(r"\[\n\s+(?:(?:-?\d[\d.eE+-]*|null),?\s+)+\]")
 
 
 @contextmanager
@@ -49,8 +53,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write strict JSON (no NaN), so that every reader can parse it."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write strict JSON (no NaN), so that every reader can parse it; a list of numbers takes one line."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, _NUMBERS.sub(_on_one_line, text) + "\n")
+
+
+def _on_one_line(numbers: re.Match[str]) -> str:
+    return "[" + " ".join(numbers[0][1:-1].split()) + "]"
 
 
 def read_json(path: Path) -> Any:
