@@ -39,7 +39,13 @@ def iterated_arc_cosine(angles: Tensor, depth: int) -> Tensor:
 
 
 def over_angles(
-    weight: Tensor, x: Tensor, p: Tensor, angles: Tensor, bias: Tensor | None = None, *, normalized: bool = True
+    weight: Tensor,
+    x: Tensor,
+    p: Tensor,
+    angles: Tensor,
+    bias: Tensor | None = None,
+    *,
+    normalized: bool = True,
 ) -> Tensor:
     """A layer's kernel of x and cos(t) x + sin(t) p, for each pair and angle.
 

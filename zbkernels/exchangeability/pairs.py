@@ -162,7 +162,9 @@ def _rows(
             )
         return which.cpu()
     if which < 0 or (which and not len(images)):
-        raise ValueError(f"procedure1: expected a number of rows >= 0, of images, got {which} of {len(images)}")
+        raise ValueError(
+            f"procedure1: expected a number of rows >= 0, of images, got {which} of {len(images)}"
+        )
     return torch.randint(max(len(images), 1), (which,), generator=generator)
 
 
