@@ -153,7 +153,7 @@ def kernel_gap(weight: Tensor, x: Tensor, p: Tensor, angles: Tensor) -> KernelGa
     found, (sum_x, sum_y) = moments(w), sums_over_angles(x, p, angles)
     return KernelGap(
         kernel=kernel,
-        gap=(kernel - equation_9(found, angles)).abs(),
+        gap=(kernel - equation_9(found, angles.expand(len(x), angles.shape[-1]))).abs(),
         bound=three_terms(found, sum_x, sum_y),
         centred=centred,
         row_mean_gap=(kernel - centred).abs(),

@@ -51,7 +51,7 @@ def _covariance() -> dict[str, float]:
     variance = 2 / 784
     generator = torch.Generator().manual_seed(0)
     pair = qr_pairs(784, generator=generator)
-    weight = variance**0.5 * torch.randn(10_000, 784, generator=generator, dtype=torch.float64)
+    weight = variance**0.5 * torch.randn(5_000, 784, generator=generator, dtype=torch.float64)
     zero = torch.zeros(1, dtype=torch.float64)
     measured = float(over_angles(weight, pair.x, pair.p, zero, normalized=False))
     return {"printed": 0.5, "right": variance / 2, "measured": measured}
@@ -225,7 +225,7 @@ def _dominated_input() -> dict[str, float]:
     found = {"the two coordinates alone": 3 / 8, "arc-cosine": 1 / math.pi}
     for name, form in (("Procedure 1, zero sums", "mended"), ("centred", "centred")):
         x, p = procedure1(images, row, form=form, generator=generator)
-        weight = generalised_normal((6_000, 3072), math.inf, generator=generator, dtype=torch.float32)
+        weight = generalised_normal((4_000, 3072), math.inf, generator=generator, dtype=torch.float32)
         found[name] = float(over_angles(weight, x.float(), p.float(), at.float()))
     return found
 

@@ -144,7 +144,12 @@ def _draw_hypothesis(axes: Any, metrics: dict[str, Any]) -> None:
     first = found[0]["images"]["median"]
     line = [first * (value / m[0]) ** -0.25 for value in m]
     axes.plot(m, line, color=_FAINT, lw=1, ls=(0, (1, 1.5)), label="∝ m^(-1/4)")
-    axes.set(xscale="log", yscale="log", xlabel="coordinates m", ylabel="m^(1/4) max |x_i| / ‖x‖ (median)")
+    axes.set(xscale="log", yscale="log", xlabel="coordinates m", ylabel="m^(1/4) ‖x‖_∞/‖x‖ (median)")
+    low, high = axes.get_ylim()
+    axes.set_xticks(m, [f"{value:,}" for value in m])
+    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.set_title(f"Hypothesis 3: {metrics['sets'][0]['title']}, zoomed", loc="left", fontsize=10.5)
     axes.legend(frameon=False, fontsize=8.5)
     _tidy(axes)
@@ -166,7 +171,8 @@ def _draw_inputs(axes: Any, metrics: dict[str, Any]) -> None:
     axes.set_title(
         "At Procedure 1's inputs of sum 0 (—)\nand at images less their mean (···)", loc="left", fontsize=10.5
     )
-    axes.legend(frameon=False, fontsize=8.5)
+    if axes.get_legend_handles_labels()[0]:  # none of these densities may have been asked for
+        axes.legend(frameon=False, fontsize=8.5)
     _angle_axis(axes)
     _tidy(axes)
 

@@ -97,7 +97,7 @@ def kernels_by_size(
     return {"sizes": rows, "shown": shown, "curves": curves.tolist()}
 
 
-INPUTS = {
+INPUTS: dict[str, dict[str, Any]] = {  # arguments of procedure1
     "non-zero sums": {"zero_sum": False, "form": "mended"},
     "zero sums, mended": {"zero_sum": True, "form": "mended"},
     "zero sums, centred": {"zero_sum": True, "form": "centred"},
