@@ -187,6 +187,14 @@ def test_gradients_of_permuted_networks(witnesses: dict[str, Any]) -> None:
     assert witnesses["swapped"]["right"] < 1e-9 < 1 < witnesses["swapped"]["printed"]
 
 
+def test_exchangeable_columns_and_the_variance_of_he(witnesses: dict[str, Any]) -> None:
+    found = witnesses["theorem-5"]
+    assert found["constant inputs"] < 1e-12 < 0.1 < found["other inputs"]
+    found = witnesses["fan-in"]
+    assert found["right: 2 / inputs"] == pytest.approx(1, abs=0.05)
+    assert found["printed: 2 / units"] == pytest.approx(784 / 256, rel=0.05)
+
+
 def test_bounds_as_printed(witnesses: dict[str, Any]) -> None:
     found = witnesses["twice"]
     assert found["printed"] < found["the term"] <= found["right"]

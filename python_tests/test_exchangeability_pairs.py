@@ -68,7 +68,7 @@ def test_the_mended_procedure_gives_the_angle_the_length_and_the_sum(
     torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1), rtol=1e-11, atol=0)
     assert (y.sum(-1).abs() / y.norm(dim=-1)).max() < EXACT * features
     if form == "mended":
-        assert pairs.projected.tolist() == (zero_coordinates(images) == 0).tolist()
+        assert pairs.projected.tolist() == (zero_coordinates(images) < features**0.5).tolist()
 
 
 @given(features=st.integers(4, 40), seed=st.integers(0, 10_000), form=st.sampled_from(["mended", "printed"]))
@@ -78,7 +78,9 @@ def test_without_the_lettered_steps_x_stays_as_it_is_and_both_forms_agree(
 ) -> None:
     images = sparse(4, features, seed)
     images[:, 0], images[:, 1] = 0.5, 0.0
-    x, p = procedure1(images, torch.arange(4), zero_sum=False, form=form, generator=drawn(seed))
+    x, p = procedure1(
+        images, torch.arange(4), zero_sum=False, form=form, least_zeros=1, generator=drawn(seed)
+    )
     torch.testing.assert_close(x, images, rtol=0, atol=0)
     assert (p[:, -2:] == 0).all() and (p[images != 0] == 0).all() and (p >= 0).all()
     torch.testing.assert_close(p.norm(dim=1), x.norm(dim=1), rtol=EXACT, atol=0)
@@ -111,9 +113,12 @@ def test_one_coordinate_is_nearly_all_of_an_input_of_sum_zero_and_not_of_a_centr
 def test_an_image_without_zeros_is_projected_or_refused() -> None:
     images = torch.rand(2, 1, 4, 4, generator=drawn()) + 0.1
     images[0, 0, 0, 0] = 0
-    pairs = procedure1(images, torch.arange(2), generator=drawn())
+    pairs = procedure1(images, torch.arange(2), least_zeros=1, generator=drawn())
     assert pairs.projected.tolist() == [False, True] and pairs.index.tolist() == [0, 1]
     assert pairs.x.dtype == torch.float32 and (images[1] > 0).all()  # the images are left alone
+    assert (pairs.p[0].flatten() != 0).nonzero().flatten().tolist() == [0, 15]
+    every = procedure1(images, torch.arange(2), generator=drawn())  # one is less than √16
+    assert every.projected.all() and (every.p[:, :-2] != 0).all()
     with pytest.raises(ValueError, match="image 1 has no coordinate of 0"):
         procedure1(images, torch.arange(2), form="printed")
     with pytest.raises(ValueError, match="leave no room"):
@@ -136,6 +141,7 @@ def test_an_image_without_an_angle_is_refused_by_its_number(form: str) -> None:
         ({"form": "centred", "zero_sum": False}, "cannot go with zero_sum=False"),
         ({"which": torch.tensor([4])}, "rows from 0 to 3, got 4 to 4"),
         ({"which": torch.tensor([0.0])}, "int64 rows [P], got torch.float32 [1]"),
+        ({"least_zeros": 0}, "least_zeros >= 1, got 0"),
         ({"which": -1}, "number of rows >= 0"),
         ({"images": torch.zeros(4, 12, dtype=torch.uint8)}, "floating-point images [N, ...]"),
         ({"images": torch.zeros(4)}, "floating-point images [N, ...]"),

@@ -168,7 +168,7 @@ def test_measures_of_inputs() -> None:
     images[0, 0, :2] = torch.tensor([3.0, 4.0, 0.0, 0.0])
     images[1, 0, 3] = 1.0
     zeros = count_zeros(images)
-    assert (zeros["least"], zeros["without"], zeros["below_ten"], zeros["coordinates"]) == (10, 0, 0, 16)
+    assert (zeros["least"], zeros["without"], zeros["few"], zeros["coordinates"]) == (10, 0, 0, 16)
     assert domination(torch.tensor([[3.0, -4.0] + [0.0] * 14])).tolist() == pytest.approx([2 * 4 / 5])
     (printed,) = [x["at"] for x in measure_angles(images[:1], 0) if x["procedure"] == "printed, zero sums"]
     assert max(row["off"] for row in printed) > 0.01 > 1e-12 > max(row["off_formula"] for row in printed)

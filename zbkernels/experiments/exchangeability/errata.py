@@ -110,6 +110,40 @@ def _gradient(weights: list[Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
     return torch.autograd.grad((out - targets).square().sum(), second)[0]
 
 
+def _never_column_exchangeable() -> dict[str, float]:
+    """How far the columns' updates of a first layer are apart, after 20 steps: all zero where inputs are constant.
+
+    Independent columns that are all moved by one and the same vector are exchangeable, as before the first step.
+    """
+    generator = torch.Generator().manual_seed(0)
+    start = [
+        torch.randn(a, b, generator=generator, dtype=torch.float64) / b**0.5 for b, a in ((6, 9), (9, 3))
+    ]
+    targets = torch.randn(8, 3, generator=generator, dtype=torch.float64)
+    found = {}
+    for name, inputs in (
+        ("constant inputs", torch.rand(8, 1, generator=generator, dtype=torch.float64).expand(8, 6)),
+        ("other inputs", torch.rand(8, 6, generator=generator, dtype=torch.float64)),
+    ):
+        layers = [w.clone().requires_grad_() for w in start]
+        for _ in range(20):
+            out = (inputs @ layers[0].mT).relu() @ layers[1].mT
+            grads = torch.autograd.grad((out - targets).square().mean(), layers)
+            layers = [(w - 0.1 * g).detach().requires_grad_() for w, g in zip(layers, grads, strict=True)]
+        update = (layers[0] - start[0]).detach()
+        found[name] = float((update - update.mean(1, keepdim=True)).abs().max() / update.abs().max())
+    return found
+
+
+def _fan_in() -> dict[str, float]:
+    """A layer of 784 inputs and 256 units: the mean square of its outputs over that of its inputs."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(784, generator=generator, dtype=torch.float64)
+    w = torch.randn(20, 256, 784, generator=generator, dtype=torch.float64)
+    gain = float((w @ x).relu().square().mean() / x.square().mean())
+    return {"printed: 2 / units": gain * 2 / 256, "right: 2 / inputs": gain * 2 / 784}
+
+
 def _square_of_mean() -> dict[str, float]:
     """Weights 0.5 A + 0.5 √3 N, A = ±1 for all of a unit: E[W^2] = 1, E[W_1 W_2] = 0.25, E[W] = 0."""
     return {"printed: E[W]² - E[W₁W₂]": 0 - 0.25, "right: E[W²] - E[W₁W₂]": 1 - 0.25}
@@ -253,6 +287,20 @@ ERRATA = (
     ),
     Erratum("covariance", "§2.4, Σ", "variances of 1", "times E[W²], as in (4)", _covariance),
     Erratum("dominating", "§2.4", "the dominating integral is 2E[W]", "2E[W²]", _dominating),
+    Erratum(
+        "theorem-5",
+        "Theorem 5",
+        "the first layer is not column exchangeable, at any t",
+        "it need not be: at t = 0 it is, and while all inputs are constant images",
+        _never_column_exchangeable,
+    ),
+    Erratum(
+        "fan-in",
+        "§5.1",
+        "variance 2/n_l, where n^(l) is the number of units of layer l",
+        "He et al. mean its inputs; here all layers are equally wide",
+        _fan_in,
+    ),
     Erratum(
         "swapped",
         "§3, after (6)",

@@ -67,7 +67,7 @@ def count_zeros(images: Tensor) -> dict[str, Any]:
         "least": int(zeros.min()),
         "median": int(zeros.median()),
         "without": int((zeros == 0).sum()),
-        "below_ten": int((zeros < 10).sum()),
+        "few": int((zeros < images[0].numel() ** 0.5).sum()),
     }
 
 

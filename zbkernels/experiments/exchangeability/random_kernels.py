@@ -20,6 +20,7 @@ from zbkernels.experiments.exchangeability import errata, random_kernels_figure,
 from zbkernels.experiments.exchangeability.procedure_angles import count_zeros, hypothesis3, measure_angles
 from zbkernels.experiments.exchangeability.random_layers import (
     DENSITIES,
+    LAYERS,
     angles,
     kernels_by_size,
     kernels_of_data,
@@ -83,7 +84,13 @@ def run(context: RunContext) -> dict[str, Any]:
     for name in settings.variants:
         by_size = partial(kernels_by_size, name, plan.sizes, at, settings.seeds)
         of_data = partial(kernels_of_data, name, turnable[: plan.looked_at], plan.units, at, settings.seeds)
-        known = {**drawn, "crc32": crc32(data), "images": plan.looked_at, "units": plan.units}
+        known = {
+            **drawn,
+            "crc32": crc32(data),
+            "images": plan.looked_at,
+            "units": plan.units,
+            "layers": LAYERS,
+        }
         layers.append(
             {
                 "density": name,

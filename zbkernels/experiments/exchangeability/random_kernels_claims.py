@@ -194,7 +194,7 @@ def _some_p(metrics: Metrics) -> Verdict:
         without += zeros["without"]
         said.append(
             f"{each['title']}: {zeros['without']:,} of {zeros['images']:,} images without a coordinate of 0, "
-            f"{zeros['below_ten']:,} with fewer than ten"
+            f"{zeros['few']:,} with fewer than √m"
         )
     if metrics["absent"]:
         said.append(f"not there: {', '.join(metrics['absent'])}")

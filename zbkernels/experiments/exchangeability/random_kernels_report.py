@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from zbkernels.experiments.exchangeability.random_kernels_claims import exponent, slope, verdicts
-from zbkernels.experiments.exchangeability.random_layers import DENSITIES
+from zbkernels.experiments.exchangeability.random_layers import DENSITIES, LAYERS
 from zbkernels.report import markdown_table, mean, verdict_table
 
 _KINDS = ("images", "p, non-zero sums", "x, zero sums", "p, zero sums", "x, centred", "p, centred")
@@ -96,7 +96,7 @@ def _angles(metrics: dict[str, Any]) -> str:
             f"{each['zeros']['least']:,}",
             f"{each['zeros']['median']:,}",
             f"{each['zeros']['without']:,}",
-            f"{each['zeros']['below_ten']:,}",
+            f"{each['zeros']['few']:,}",
         ]
         for each in metrics["sets"]
     ]
@@ -107,13 +107,13 @@ def _angles(metrics: dict[str, Any]) -> str:
         "least",
         "median",
         "images without",
-        "images with fewer than 10",
+        "images with fewer than √m",
     ]
     return (
         markdown_table(header, rows)
         + f"\nMean (least to most) over {metrics['turned']:,} images.\n\n"
         + markdown_table(columns, counts)
-        + "\nThe last two coordinates are not counted: p is 0 there.\n"
+        + "\nThe last two coordinates are not counted: p is 0 there. With fewer than √m the mended form projects.\n"
     )
 
 
@@ -144,8 +144,8 @@ def _inputs(metrics: dict[str, Any]) -> str:
         rows.append([DENSITIES[layer["density"]].title, *cells])
     return (
         markdown_table(["largest deviation of the mean kernel", *names], rows)
-        + f"\nMean over {len(metrics['seeds'])} layers of {metrics['units']:,} units and {metrics['looked_at']} "
-        "images, and the standard error of that where it deviates most.\n"
+        + f"\nMean over {len(metrics['seeds'])} × {LAYERS} layers of {metrics['units']:,} units and "
+        f"{metrics['looked_at']} images, and the standard error of that over the seeds where it deviates most.\n"
     )
 
 

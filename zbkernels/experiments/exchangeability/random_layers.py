@@ -97,6 +97,7 @@ def kernels_by_size(
     return {"sizes": rows, "shown": shown, "curves": curves.tolist()}
 
 
+LAYERS = 4  # for each seed, at inputs from images
 INPUTS: dict[str, dict[str, Any]] = {  # arguments of procedure1
     "non-zero sums": {"zero_sum": False, "form": "mended"},
     "zero sums, mended": {"zero_sum": True, "form": "mended"},
@@ -107,7 +108,7 @@ INPUTS: dict[str, dict[str, Any]] = {  # arguments of procedure1
 def kernels_of_data(
     density: str, images: Tensor, units: int, at: Tensor, seeds: tuple[int, ...]
 ) -> list[dict[str, Any]]:
-    """The kernel of a layer of ``units`` at inputs that Procedure 1 makes of ``images``, one layer for each seed.
+    """The kernel of layers of ``units`` at inputs that Procedure 1 makes of ``images``, :data:`LAYERS` for each seed.
 
     Returns:
         For each of :data:`INPUTS` the mean over layers and images at each angle, the standard error of that over the
@@ -119,8 +120,8 @@ def kernels_of_data(
         for seed in seeds:
             generator = torch.Generator().manual_seed(seed)
             x, p = procedure1(images.double(), torch.arange(len(images)), generator=generator, **how)
-            weight = DENSITIES[density].draw((units, x.shape[1]), generator)
-            drawn.append(over_angles(weight, x, p, at).mean(0))
+            layers = [DENSITIES[density].draw((units, x.shape[1]), generator) for _ in range(LAYERS)]
+            drawn.append(torch.stack([over_angles(weight, x, p, at).mean(0) for weight in layers]).mean(0))
         curves = torch.stack(drawn)  # [S, A]
         mean = curves.mean(0)
         error = curves.std(0) / len(seeds) ** 0.5 if len(seeds) > 1 else torch.full_like(mean, math.nan)
