@@ -13,7 +13,7 @@ from |relu(a + b) - relu(a)| <= |b|: with u = relu(g·x), w = relu(g·y),
 
 and Cauchy-Schwarz. As g·x has mean 0 given A, E[relu(g·x) | A] is half of E[|g·x| | A], and (10) can be halved.
 
-A finite network is no such sequence: its rows may have c < 0, down to -v/(m - 1), where (10) is the root of a negative
+A finite network is no such sequence: its rows may have c < 0, down to -v/m, where (10) is the root of a negative
 number. So :func:`row_mean_bound` takes the mean e_j of row j in the place of E_A. It holds for every network as it
 is, with means over units in the place of expectations: by the same inequality, without a limit, a distribution or a
 hypothesis. What it bounds is the distance from the kernel of the rows less their means.
