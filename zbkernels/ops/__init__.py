@@ -15,6 +15,7 @@ from zbkernels.ops.conv_relu_pool2d_nap import conv_relu_pool2d_nap
 from zbkernels.ops.dual_gram import dual_gram
 from zbkernels.ops.dual_matvec import dual_matvec
 from zbkernels.ops.dual_solve import dual_solve
+from zbkernels.ops.layer_kernel import layer_kernel
 from zbkernels.ops.linear_relu import linear_relu
 from zbkernels.ops.linear_relu_nap import linear_relu_nap
 from zbkernels.ops.nap_frequency import nap_frequency
@@ -39,6 +40,7 @@ __all__ = [
     "get_conv_precision",
     "last_kernel",
     "last_refusals",
+    "layer_kernel",
     "linear_relu",
     "linear_relu_nap",
     "nap_frequency",
