@@ -24,7 +24,10 @@ _DRIFT, _MEANS = "#c2571a", "#1f6f8b"
 
 
 def figure(metrics: dict[str, Any], path: Path) -> None:
-    """Write the PNG: Δk and (E^n)² of each layer, then their means over the layers from 0 to 1, as in Figure 4."""
+    """Write the PNG: Δk and (E^n)² of each layer, then their means over the layers from 0 to 1, as in Figure 4.
+
+    A cross below a value: networks that diverged, which are left out.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -36,7 +39,7 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
             _draw(metrics, sweep, row)
         canvas.legend(handles=_legend(), loc="outside lower center", ncols=7, frameon=False, fontsize=10.5)
         canvas.suptitle(
-            f"How far kernels drift from the arc-cosine kernel in {metrics['iterations']:,} iterations",
+            f"How far kernels drift from the arc-cosine kernel in {metrics['iterations']:,} iterations (×: diverged)",
             fontsize=13.5,
         )
         canvas.savefig(path, dpi=100)
@@ -61,10 +64,13 @@ def _draw(metrics: dict[str, Any], sweep: dict[str, Any], row: Any) -> None:
         if found:
             scaled = normalised([mean(numbers) for numbers in found.values()])
             at = [values.index(value) for value in found]
-            row[2].plot(at, scaled, color=colour, marker="o", ms=4.5, lw=1.6)
+            style = "-" if quantity is drift else "--"  # both show where they coincide
+            row[2].plot(at, scaled, color=colour, marker="o", ms=4.5, lw=1.6, ls=style)
     row[2].set_title("both, mean over the layers, from 0 to 1", fontsize=10.5, loc="left")
+    gone = {run["value"] for run in runs if run["diverged"] is not None}
+    names = [power(value) + ("\n×" if value in gone else "") for value in values]
     for axes in row:
-        axes.set_xticks(range(len(values)), [_power(value) for value in values], fontsize=8.5)
+        axes.set_xticks(range(len(values)), names, fontsize=8.5)
         axes.set_xlabel(sweep["symbol"])
         axes.set_xlim(-0.3, len(values) - 0.7)
         axes.spines[["top", "right"]].set_visible(False)
@@ -78,7 +84,7 @@ def _line(axes: Any, values: list[float], found: dict[float, list[float]], colou
     axes.fill_between(at, low, high, color=colour, alpha=0.18, lw=0)
 
 
-def _power(value: float) -> str:
+def power(value: float) -> str:
     """1e-08 -> 1e-8; 14 -> 14."""
     text = f"{value:.0e}" if value < 0.01 else f"{value:g}"
     return text.replace("e-0", "e-")
@@ -95,5 +101,5 @@ def _legend() -> list[Any]:
         *layers,
         Line2D([], [], color=INK, lw=0.9, ls=":", label="at the start"),
         Line2D([], [], color=_DRIFT, marker="o", ms=4.5, lw=1.6, label="Δk"),
-        Line2D([], [], color=_MEANS, marker="o", ms=4.5, lw=1.6, label="(E$^n$)²"),
+        Line2D([], [], color=_MEANS, marker="o", ms=4.5, lw=1.6, ls="--", label="(E$^n$)²"),
     ]

@@ -6,7 +6,6 @@ None, and the others of its stack go on.
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from zbkernels.exchangeability.optimizers import Rule, State, optimizer
 from zbkernels.exchangeability.stacked_mlp import StackedMLP
+from zbkernels.experiments.exchangeability.encoding import encoded_images
 from zbkernels.experiments.exchangeability.measures import Inputs, measure
 from zbkernels.experiments.exchangeability.sweeps import ASCENT, BATCH, BIASED, LAYERS, Unit
 from zbkernels.files import replacing
@@ -148,7 +148,7 @@ class Training:
                         {"iteration": iteration, **look[r]}
                         for iteration, look in zip(self.task.measured_after, self.looks, strict=True)
                     ],
-                    "reconstructions": encoded(pictures[r]),
+                    "reconstructions": encoded_images(pictures[r]),
                 }
                 for r, value in enumerate(self.unit.values)
             ],
@@ -199,11 +199,6 @@ def rule(unit: Unit, device: torch.device) -> Rule:
     if sweep.lr is None:
         return optimizer(sweep.rule, form=sweep.form, lr=sign * values)
     return optimizer(sweep.rule, form=sweep.form, lr=sign * sweep.lr, eps=values, rho=0.9)
-
-
-def encoded(images: Tensor) -> str:
-    """Images in [0, 1] as base64 of a byte a pixel: a figure can be drawn again from the metrics."""
-    return base64.b64encode((images * 255).round().byte().cpu().numpy().tobytes()).decode("ascii")
 
 
 def seconds_an_iteration(unit: Unit, task: Task, steps: int = 3) -> float:
