@@ -6,6 +6,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+from zbkernels.exchangeability.row_means import expected_by_chance
 from zbkernels.experiments.exchangeability.kernel_drift_claims import (
     by_value,
     drift,
@@ -73,11 +74,17 @@ def _heading(metrics: dict[str, Any]) -> str:
         *heading_lines(metrics),
         "- Δk: mean over pairs and angles of the squared distance between a layer's normalised kernel and the "
         "arc-cosine kernel (of the whole network: the iterated one). (E^n)²: the greatest squared mean of a unit's "
-        'weights. Means over seeds. A finite layer has both at the start: the row "start".',
+        'weights. Means over seeds. A finite layer has both at the start: the row "start". Independent weights of He\'s '
+        f"variance have (E^n)² near {_by_chance(metrics)}.",
         "- The paper shows these in figures, without numbers; so there is nothing to subtract from.",
         "- State: diverged, the loss became no number; dead, all outputs are 0; unstable, the loss has not fallen.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _by_chance(metrics: dict[str, Any]) -> str:
+    widths = [found["width"] for found in metrics["data"].values()]
+    return ", ".join(f"{expected_by_chance(n, n, (2 / n) ** 0.5):.2g} at width {n:,}" for n in widths)
 
 
 def _sweep(metrics: dict[str, Any], sweep: dict[str, Any]) -> str:

@@ -167,8 +167,8 @@ def _cut(values: dict[str, tuple[float, ...]], ours: int | None) -> tuple[Sweep,
     )
 
 
-_AROUND = (1e-32, 1e-16, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
-_FEWER = (1e-32, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1.0)
+_AROUND = (1e-32, 1e-16, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
+_FEWER = (1e-32, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1.0)
 PLANS = {
     "smoke": Plan(
         tuple(
@@ -194,7 +194,7 @@ PLANS = {
     "quick": Plan(
         _cut(
             {
-                "mnist-adam": (1e-32, 1e-8, 1e-4, 1e-3, 1e-2, 1.0),
+                "mnist-adam": (1e-32, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1.0),
                 "mnist-sgd": (0.1, 1.0, 10.0),
                 "mnist-ascent": (1e-3,),
             },
