@@ -210,6 +210,7 @@ def test_the_papers_lists() -> None:
     }
     wide = list(plan.units(VARIANTS, (0,), {"cifar-10": 3072, "mnist": 784}))
     assert all(len(unit.values) == 1 for unit in wide if unit.sweep.data == "cifar-10")
+    assert [unit.values[0] for unit in wide[:3]] == [1e-32, 1.0, 1e-22] and wide[15].sweep.rule == "sgd"
     assert all(unit.values == unit.sweep.values for unit in wide if unit.sweep.data == "mnist")
     assert len({unit.folder for unit in wide}) == len(wide) and STACK_UP_TO < 3072
     assert {sweep.variant for sweep in OURS} == set(VARIANTS) - {PLAIN}

@@ -74,8 +74,8 @@ def _heading(metrics: dict[str, Any]) -> str:
         *heading_lines(metrics),
         "- Δk: mean over pairs and angles of the squared distance between a layer's normalised kernel and the "
         "arc-cosine kernel (of the whole network: the iterated one). (E^n)²: the greatest squared mean of a unit's "
-        'weights. Means over seeds. A finite layer has both at the start: the row "start". Independent weights of He\'s '
-        f"variance have (E^n)² near {_by_chance(metrics)}.",
+        'weights. Means over seeds. A finite layer has both at the start: the row "start". Independent weights of '
+        f"variance 2/in have (E^n)² near {_by_chance(metrics)}.",
         "- The paper shows these in figures, without numbers; so there is nothing to subtract from.",
         "- State: diverged, the loss became no number; dead, all outputs are 0; unstable, the loss has not fallen.",
     ]

@@ -105,7 +105,10 @@ class Plan:
     def units(
         self, variants: tuple[str, ...], seeds: tuple[int, ...], width: dict[str, int]
     ) -> Iterator[Unit]:
-        """In the order in which they are worked on. Wide networks are trained one by one (``STACK_UP_TO``).
+        """In the order in which they are worked on.
+
+        Networks wider than ``STACK_UP_TO`` are trained one by one, the ends of a list first: a run that is cut off has
+        those.
 
         Args:
             width: of each image set's networks.
@@ -113,10 +116,11 @@ class Plan:
         for sweep in self.sweeps:
             if sweep.variant not in variants:
                 continue
-            together = len(sweep.values) if width[sweep.data] <= STACK_UP_TO else 1
+            stacks = [sweep.values]
+            if width[sweep.data] > STACK_UP_TO:
+                stacks = [(value,) for value in extremes_first(sweep.values)]
             for seed in seeds[: sweep.seeds]:
-                for first in range(0, len(sweep.values), together):
-                    yield Unit(sweep, seed, sweep.values[first : first + together])
+                yield from (Unit(sweep, seed, values) for values in stacks)
 
     def measured_after(self) -> list[int]:
         """Iterations after which the networks are looked at, from 0 to the last."""
@@ -126,11 +130,14 @@ class Plan:
         return sorted({0, *spaced})
 
 
+def extremes_first(values: tuple[float, ...]) -> list[float]:
+    """First, last, second, last but one, ..."""
+    ordered = sorted(values)
+    return [ordered[i // 2] if i % 2 == 0 else ordered[-1 - i // 2] for i in range(len(ordered))]
+
+
 CIFAR = (
     Sweep("cifar-adam", "3, 4, 5", "cifar-10", "adam", 0.001, EPSILONS),
-    Sweep("cifar-adam-0.002", "7", "cifar-10", "adam", 0.002, EPSILONS),
-    Sweep("cifar-rmsprop", "8, 9", "cifar-10", "rmsprop", 0.001, EPSILONS),
-    Sweep("cifar-nadam", "10, 11", "cifar-10", "nadam", 0.002, EPSILONS),
     Sweep(
         "cifar-sgd",
         "3, 4, 5, 6",
@@ -139,6 +146,9 @@ CIFAR = (
         None,
         (1e-8, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0, 10.0, 14.0),
     ),
+    Sweep("cifar-adam-0.002", "7", "cifar-10", "adam", 0.002, EPSILONS),
+    Sweep("cifar-rmsprop", "8, 9", "cifar-10", "rmsprop", 0.001, EPSILONS),
+    Sweep("cifar-nadam", "10, 11", "cifar-10", "nadam", 0.002, EPSILONS),
 )
 _MNIST_ADAM = Sweep(
     "mnist-adam", "15, 16", "mnist", "adam", 0.001, (1e-32, 1e-16, 1e-8, 1e-6, 1e-5, 1e-4, 1e-2, 0.1, 1.0)

@@ -149,7 +149,7 @@ def _curve(metrics: dict[str, Any], run: dict[str, Any], axes: Any, *, bottom: b
 
 
 def _bounds(metrics: dict[str, Any], shown: dict[str, Any], path: Path) -> None:
-    """The gap and the bound by row means of each layer along training, at both ends of each list of epsilon."""
+    """Distances and what bounds them, of each layer along training, at both ends of each list of epsilon."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -173,11 +173,9 @@ def _bounds(metrics: dict[str, Any], shown: dict[str, Any], path: Path) -> None:
         for axes in grid[-1]:
             axes.set_xlabel("iteration")
         canvas.legend(
-            handles=_bound_legend(), loc="outside lower center", ncols=3, frameon=False, fontsize=10.5
+            handles=_bound_legend(), loc="outside lower center", ncols=4, frameon=False, fontsize=10.5
         )
-        canvas.suptitle(
-            "Distance from equation 9 and bounds along training, inputs with other sums", fontsize=13
-        )
+        canvas.suptitle("Distances and their bounds along training, inputs with other sums", fontsize=13)
         canvas.savefig(path, dpi=90)
 
 
@@ -186,8 +184,9 @@ def _bound(metrics: dict[str, Any], run: dict[str, Any], layer: int, axes: Any) 
     looks = [look[NON_ZERO][layer] or {} for look in run["bounds"]]
     for key, colour, style in (
         ("row_mean_bound", _COLOURS[0], "-"),
+        ("row_mean_gap", _COLOURS[1], "-"),
         ("bound", _COLOURS[0], ":"),
-        ("gap", _COLOURS[1], "-"),
+        ("gap", _COLOURS[1], ":"),
     ):
         numbers = [math.nan if look.get(key) is None else look[key] for look in looks]
         axes.plot(at, numbers, color=colour, ls=style, lw=1.5, marker="o", ms=3)
@@ -200,8 +199,13 @@ def _bound(metrics: dict[str, Any], run: dict[str, Any], layer: int, axes: Any) 
 def _bound_legend() -> list[Any]:
     from matplotlib.lines import Line2D
 
+    kinds = (
+        (_COLOURS[0], "-", "bound by row means"),
+        (_COLOURS[1], "-", "distance from the kernel less row means"),
+        (_COLOURS[0], ":", "(10), twice, and (11)"),
+        (_COLOURS[1], ":", "distance from equation 9"),
+    )
     return [
-        Line2D([], [], color=_COLOURS[0], lw=1.5, marker="o", ms=3, label="bound by row means"),
-        Line2D([], [], color=_COLOURS[0], lw=1.5, marker="o", ms=3, ls=":", label="(10), twice, and (11)"),
-        Line2D([], [], color=_COLOURS[1], lw=1.5, marker="o", ms=3, label="distance from equation 9"),
+        Line2D([], [], color=colour, lw=1.5, marker="o", ms=3, ls=style, label=label)
+        for colour, style, label in kinds
     ]
