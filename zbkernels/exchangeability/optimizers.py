@@ -20,8 +20,8 @@ some thousand. Where √v is far above ε neither matters; far below it, Keras' 
 **Tiny ε** (the paper's 1e-32) is a number of float32 and bfloat16; in float16 it is 0, as for the frameworks. A weight
 whose gradient was always exactly 0, such as one from a pixel that is always black, has 0/(0 + ε) = 0 and stays. But g²
 underflows before g does: in float32 v is 0 for |g| below some 1e-21 (Adam, β₂ = 0.999) or 1e-22 (RMSProp, rho = 0.9),
-and what stands above the bar is then divided by ε alone: g = 1e-23 with ε = 1e-32 moves a weight by 1e8 step sizes and
-more. Both forms do that; neither framework guards against it.
+and what stands above the bar is then divided by ε alone: g = 1e-23 with ε = 1e-32 moves a weight by 3e7 step sizes
+(Adam in Keras' form) or more. Both forms do that; neither framework guards against it.
 """
 
 from __future__ import annotations
