@@ -1,5 +1,5 @@
-"""Exchangeability and kernels of trained networks: pairs of inputs at an angle, layer kernels, weights, bounds.
+"""Exchangeability and kernels of trained MLPs: pairs of inputs, layer kernels, optimisers, stacked networks, bounds.
 
-After "Exchangeability and Kernel Invariance in Trained MLPs" (Tsuchida, Roosta, Gallagher). Import the modules:
-``from zbkernels.exchangeability.pairs import procedure1``.
+Tools for "Exchangeability and Kernel Invariance in Trained MLPs" (Tsuchida, Roosta and Gallagher), of use outside its
+experiments too. Import from the modules: :mod:`.optimizers`, :mod:`.stacked_mlp`, :mod:`.row_means`, ...
 """

@@ -13,7 +13,7 @@ from |relu(a + b) - relu(a)| <= |b|: with u = relu(g·x), w = relu(g·y),
 
 and Cauchy-Schwarz. As g·x has mean 0 given A, E[relu(g·x) | A] is half of E[|g·x| | A], and (10) can be halved.
 
-A finite network is no such sequence: its rows may have c < 0, down to -v/(m - 1), where (10) is the root of a negative
+A finite network is no such sequence: its rows may have c < 0, down to -v/m, where (10) is the root of a negative
 number. So :func:`row_mean_bound` takes the mean e_j of row j in the place of E_A. It holds for every network as it
 is, with means over units in the place of expectations: by the same inequality, without a limit, a distribution or a
 hypothesis. What it bounds is the distance from the kernel of the rows less their means.
@@ -71,7 +71,7 @@ def moments(weight: Tensor) -> Moments:
 def equation_9(found: Moments, angles: Tensor) -> Tensor:
     """(E[W_1²] - E[W_1 W_2]) / 2 times the normalised arc-cosine kernel: [..., *angles.shape]."""
     values = arc_cosine(angles.double())
-    return found.variance.reshape(*found.variance.shape, *[1] * values.dim()) / 2 * values
+    return _beside(found.variance, values) / 2 * values
 
 
 def bound_10(found: Moments, sums: Tensor, *, halved: bool = False) -> Tensor:
@@ -85,13 +85,13 @@ def bound_10(found: Moments, sums: Tensor, *, halved: bool = False) -> Tensor:
         [..., P, ...]; NaN where E[W_1 W_2] is negative, as it can be in a finite network.
     """
     root = (found.cross.sqrt() * found.variance.sqrt()) * (0.5 if halved else 1.0)
-    return root.reshape(*root.shape, *[1] * sums.dim()) * sums.double().abs()
+    return _beside(root, sums) * sums.double().abs()
 
 
 def bound_11(found: Moments, sums_x: Tensor, sums_y: Tensor, *, printed: bool = False) -> Tensor:
     """E[W_1 W_2] |L_x L_y|; ``printed``: E[W_1 W_2] L_y², as the paper has it. Shapes as in :func:`bound_10`."""
     product = (sums_y * sums_y if printed else sums_x * sums_y).double().abs()
-    return found.cross.reshape(*found.cross.shape, *[1] * product.dim()) * product
+    return _beside(found.cross, product) * product
 
 
 def three_terms(found: Moments, sums_x: Tensor, sums_y: Tensor, *, halved: bool = False) -> Tensor:
@@ -153,7 +153,7 @@ def kernel_gap(weight: Tensor, x: Tensor, p: Tensor, angles: Tensor) -> KernelGa
     found, (sum_x, sum_y) = moments(w), sums_over_angles(x, p, angles)
     return KernelGap(
         kernel=kernel,
-        gap=(kernel - equation_9(found, angles)).abs(),
+        gap=(kernel - equation_9(found, angles.expand(len(x), angles.shape[-1]))).abs(),
         bound=three_terms(found, sum_x, sum_y),
         centred=centred,
         row_mean_gap=(kernel - centred).abs(),
@@ -184,6 +184,11 @@ def row_mean_bound(weight: Tensor, x: Tensor, p: Tensor, angles: Tensor) -> Tens
     sum_x, sum_y = sums_over_angles(x, p, t)
     at_y = torch.stack(s_y, -1)
     return sum_y.abs() * r * s_x + sum_x.abs() * r * at_y + r.square() * (sum_x * sum_y).abs()
+
+
+def _beside(of_layers: Tensor, values: Tensor) -> Tensor:
+    """[...] with dimensions of 1 for those of ``values`` after it."""
+    return of_layers.reshape((*of_layers.shape, *[1] * values.dim()))
 
 
 def _check_pairs(x: Tensor, p: Tensor) -> None:

@@ -17,6 +17,7 @@ has both: x less its mean, and a random p at right angles to it and to (1, …, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Pairs:
     Attributes:
         x, p: [P, m], of one dtype.
         index: int64 [P], the images that x was made from; empty where there are none.
-        projected: bool [P], where p was made by projection because x has no coordinate that is 0.
+        projected: bool [P], where p was made by projection because x has too few coordinates of 0.
     """
 
     x: Tensor
@@ -91,6 +92,7 @@ def procedure1(
     *,
     zero_sum: bool = True,
     form: str = "mended",
+    least_zeros: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Pairs:
     """Inputs from a data set, each with a random p at a right angle to it (Procedure 1 of the paper, Section 5.1).
@@ -104,16 +106,20 @@ def procedure1(
         zero_sum: do the lettered steps. The centred form has sums of 0 in any case and refuses False.
         form: "mended", with p normalised after the lettered steps; "printed", before them; "centred" (ours): x less
             its mean, p normal less its parts along x and (1, …, 1), so that no coordinate dominates.
+        least_zeros: coordinates of 0 from which on an x has a p in the mended form, at least 1. None: √m, with which
+            the largest coordinate of p is about m^(-1/4) of its length, where Hypothesis 3 draws the line.
 
     Returns:
-        x and p, [P, m], of the images' dtype; computed in float64. An x without a coordinate of 0 has no such p. In
-        the mended form p is then uniform on [0, 1] at all coordinates but the last two, less its part along x, and
-        ``projected`` says so.
+        x and p, [P, m], of the images' dtype; computed in float64. Where an x has fewer coordinates of 0, the mended
+        form takes a p that is uniform on [0, 1] at all coordinates but the last two, less its part along x, and
+        ``projected`` says so. The printed form takes what there is.
 
     Raises:
         ValueError: images or rows of the wrong shape or dtype; an unknown form; an x that is 0 (or, centred, constant)
             and has no angle; with form="printed", an x without a coordinate of 0, where the paper divides 0 by 0.
     """
+    if least_zeros is not None and least_zeros < 1:
+        raise ValueError(f"procedure1: expected least_zeros >= 1, got {least_zeros}")
     index = _rows(images, which, zero_sum, form, generator)
     x = images.flatten(1)[index.to(images.device)].double()
     if form == "centred":
@@ -130,7 +136,7 @@ def procedure1(
     if form == "centred":
         p = _centred_directions(x, generator)
     else:
-        p, projected = _directions(x, index, form, generator)
+        p, projected = _directions(x, index, form, least_zeros, generator)
         p = _as_long_as(x, p)
         if zero_sum:
             x[:, -2] = -x.sum(1)
@@ -169,28 +175,33 @@ def _rows(
 
 
 def _directions(
-    x: Tensor, index: Tensor, form: str, generator: torch.Generator | None
+    x: Tensor, index: Tensor, form: str, least_zeros: int | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """Step 2: uniform where x is 0 but for the last two coordinates; and where that gave nothing."""
+    """Step 2: uniform where x is 0 but for the last two coordinates; and the rows in which it is another p."""
     p = torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x.device)
     p[:, -2:] = 0
     free = x == 0
-    without = ~free[:, :-2].any(1)
-    if form == "printed" and without.any():
-        raise ValueError(
-            f"procedure1: image {index[without.cpu()][0]} has no coordinate of 0 but its last two, "
-            "so that p is 0 and cannot be normalised; form='mended' takes another p"
-        )
-    if without.any() and x.shape[1] < 4:
-        raise ValueError(
-            f"procedure1: image {index[without.cpu()][0]} has no coordinate of 0 but its last two, "
-            f"and {x.shape[1]} coordinates leave no room for a p at a right angle; expected 4 or more"
-        )
+    zeros = free[:, :-2].sum(1)
+    if form == "printed":
+        if (zeros == 0).any():
+            raise ValueError(
+                f"procedure1: image {index[(zeros == 0).cpu()][0]} has no coordinate of 0 but its last two, "
+                "so that p is 0 and cannot be normalised; form='mended' takes another p"
+            )
+        return p * free, zeros < 0
+    few = zeros < (math.ceil(x.shape[1] ** 0.5) if least_zeros is None else least_zeros)
+    if x.shape[1] < 4:  # one coordinate beside the last two: no room for a projection
+        if (zeros == 0).any():
+            raise ValueError(
+                f"procedure1: image {index[(zeros == 0).cpu()][0]} has no coordinate of 0 but its last two, "
+                f"and {x.shape[1]} coordinates leave no room for a p at a right angle; expected 4 or more"
+            )
+        few = zeros < 0
     turned, head = p, x.clone()
     head[:, -2:] = 0
     for _ in range(2):  # the second time takes off what rounding left
         turned = turned - (turned * head).sum(1, keepdim=True) / head.square().sum(1, keepdim=True) * head
-    return torch.where(without[:, None], turned, p * free), without
+    return torch.where(few[:, None], turned, p * free), few
 
 
 def _centred_directions(x: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -1,7 +1,8 @@
 """Random weights of mean 0: the generalised normal density of Section 2.4, and Student's t with heavy tails.
 
-``prod_i beta / (2 alpha Gamma(1/beta)) exp(-|w_i/alpha|^beta)``: Laplace's at beta = 1, normal at 2, towards the uniform
-density on [-alpha, alpha] as beta grows. Normalised kernels do not depend on alpha; it is such that the variance is 1.
+``prod_i beta / (2 alpha Gamma(1/beta)) exp(-|w_i/alpha|^beta)``: Laplace's at beta = 1, normal at 2, towards the
+uniform density on [-alpha, alpha] as beta grows. Normalised kernels do not depend on alpha; it is taken such that the
+variance is 1.
 """
 
 from __future__ import annotations

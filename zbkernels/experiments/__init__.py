@@ -32,6 +32,7 @@ EXPERIMENTS: dict[str, str] = {
     "trained-kernels": "zbkernels.experiments.exchangeability.trained_kernels",
     "kernel-drift": "zbkernels.experiments.exchangeability.kernel_drift",
     "ntk-bias": "zbkernels.experiments.ntk_bias",
+    "random-kernels": "zbkernels.experiments.exchangeability.random_kernels",
 }
 
 
