@@ -147,17 +147,11 @@ def work(context: RunContext, unit: Unit) -> dict[str, Any]:
             points += 1
             context.progress.batch_done()
 
-    result = work_unit(
-        context,
-        unit.folder,
-        known,
-        lambda: train(
-            unit,
-            _task(context, plan, found),
-            context.folder / "units" / unit.folder / "training.safetensors",
-            done,
-        ),
-    )
+    def training() -> dict[str, Any]:
+        checkpoint = context.folder / "units" / unit.folder / "training.safetensors"
+        return train(unit, _task(context, plan, found), checkpoint, done, context.progress.say)
+
+    result = work_unit(context, unit.folder, known, training)
     done(plan.iterations - iterations)  # of a unit that an earlier run has finished
     return result
 

@@ -156,7 +156,11 @@ class Training:
 
 
 def train(
-    unit: Unit, task: Task, checkpoint: Path, on_iteration: Callable[[int], None] = lambda _: None
+    unit: Unit,
+    task: Task,
+    checkpoint: Path,
+    on_iteration: Callable[[int], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Train a unit and return its result (:meth:`Training.result`).
 
@@ -164,11 +168,13 @@ def train(
         checkpoint: written at least every ``SAVE_EVERY`` seconds; where it is there, training goes on from it. It is
             deleted in the end.
         on_iteration: told of the iterations that were done.
+        say: told where a cut training goes on.
     """
     training = Training(unit, task)
     if checkpoint.exists():
         training.load(checkpoint)
         on_iteration(training.done)
+        say(f"{unit}: going on after iteration {training.done:,}")
     saved = time.monotonic()
     while True:
         due = (
