@@ -30,14 +30,14 @@ PRESETS = {
         "minutes: MNIST at 12×12, width 144, 1,500 iterations, Adam and SGD", "mnist", 0, BATCH, (0,)
     ),
     "reduced": Preset(
-        "half an hour of two cores: widths 300 and 256, 4,000 iterations, four optimisers, three seeds",
+        "under an hour of two cores: widths 300 and 256, 4,000 iterations, four optimisers, three seeds",
         "cifar-10",
         0,
         BATCH,
         (0, 1, 2),
     ),
     "paper": Preset(
-        "days of a GPU (an estimate is printed): widths 3,072 and 784, 19,000 iterations, all lists",
+        "a GPU (an estimate of the hours is printed first): widths 3,072 and 784, 19,000 iterations, all lists",
         "cifar-10",
         0,
         BATCH,
