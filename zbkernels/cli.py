@@ -74,6 +74,12 @@ def run(
     precision: Annotated[
         str, typer.Option(help="float32, or bfloat16 to train Table 1's rows by autocast")
     ] = "float32",
+    engine: Annotated[
+        str, typer.Option(help="in-process, or ray: a sweep's runs go to Ray's workers")
+    ] = "in-process",
+    address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster (default: Ray on this machine, a worker a core)")
+    ] = None,
     time_epochs: Annotated[bool, typer.Option("--time-epochs", help="Also do what `zb time` does")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start over, whatever is there")] = False,
 ) -> None:
@@ -92,6 +98,8 @@ def run(
             form=form,
             checkpoints=tuple(checkpoint or ()),
             precision=precision,
+            engine=engine,
+            address=address,
             time_epochs=time_epochs,
             force=force,
         )

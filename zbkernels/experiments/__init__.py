@@ -29,6 +29,8 @@ EXPERIMENTS: dict[str, str] = {
     "spectra": "zbkernels.experiments.spectra",
     "dual-activations": "zbkernels.experiments.dual_activations",
     "chernoff": "zbkernels.experiments.chernoff",
+    "trained-kernels": "zbkernels.experiments.exchangeability.trained_kernels",
+    "kernel-drift": "zbkernels.experiments.exchangeability.kernel_drift",
     "ntk-bias": "zbkernels.experiments.ntk_bias",
     "random-kernels": "zbkernels.experiments.exchangeability.random_kernels",
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from zbkernels.experiments.engine import Engine
 from zbkernels.experiments.progress import Progress
 
 
@@ -63,6 +64,7 @@ class RunContext:
     device: torch.device
     progress: Progress
     force: bool = False
+    engine: Engine = field(default_factory=Engine)  # where units run: results don't depend on it
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Experiment:
         figure: metrics and a path -> a PNG file there.
         any_form: its zero-bias networks can be built of plain torch layers, too.
         any_precision: it trains in bfloat16, too, where that is asked for.
+        any_engine: its units run on Ray's workers, too.
         time_epochs: measures training epochs in each form, for the metrics' "timing" (see :mod:`epoch_timing`); None:
             nothing to compare.
         checkpoint_digest: what the user wrote after ``--checkpoint`` -> SHA-256 of the file; None: the experiment
@@ -95,3 +98,4 @@ class Experiment:
     checkpoint_digest: Callable[[str], str] | None = field(default=None)
     any_precision: bool = False
     any_form: bool = False
+    any_engine: bool = False

@@ -15,6 +15,7 @@ from zbkernels import distributed
 from zbkernels._version import __version__
 from zbkernels.experiments import get
 from zbkernels.experiments.base import Experiment, ExperimentError, RunContext, RunSettings
+from zbkernels.experiments.engine import ENGINES, IN_PROCESS, Engine
 from zbkernels.experiments.progress import Progress
 from zbkernels.files import read_json, replacing, write_json, write_text
 from zbkernels.train import PRECISIONS
@@ -36,6 +37,8 @@ def run(
     form: str = "fused",
     checkpoints: tuple[str, ...] = (),
     precision: str = "float32",
+    engine: str = IN_PROCESS,
+    address: str | None = None,
     time_epochs: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -52,6 +55,7 @@ def run(
         form: of the zero-bias networks, "fused" (zbkernels.nn) or "plain" (torch layers).
         checkpoints: of networks that others trained, for an experiment that looks at such.
         precision: of training, "float32" or, for the experiments that have it, "bfloat16".
+        engine, address: "in-process" or, for the experiments that have it, "ray", and the address of a Ray cluster.
         time_epochs: also measure training epochs in each form, as :func:`time_epochs_of` does alone.
         force: throw away what is there and start over.
 
@@ -62,6 +66,7 @@ def run(
     settings = settings_for(
         experiment, preset, device, seeds, variants, form, checkpoints=checkpoints, precision=precision
     )
+    _check_engine(experiment, engine, address)
     folder = Path(out) / f"{name}-{preset}"
     progress = progress or Progress()
     if time_epochs and experiment.time_epochs is None:
@@ -75,7 +80,16 @@ def run(
         if finished and not force and not time_epochs:
             progress.say(f"{folder}: finished already; --force repeats it")
             return folder
-        context = RunContext(settings, experiment.presets[preset], folder, data, own_device, progress, force)
+        context = RunContext(
+            settings,
+            experiment.presets[preset],
+            folder,
+            data,
+            own_device,
+            progress,
+            force,
+            Engine(engine, address),
+        )
         run_in(experiment, context, time_epochs)
     return folder
 
@@ -210,6 +224,18 @@ def settings_for(
     }
     kinds = variants or experiment.presets[preset].variants or experiment.variants
     return RunSettings(experiment.name, preset, chosen, device_named(device), kinds, form, digests, precision)
+
+
+def _check_engine(experiment: Experiment, engine: str, address: str | None) -> None:
+    """Raises ExperimentError: no such engine, or one that the experiment or torchrun has no use for."""
+    if engine not in ENGINES:
+        raise ExperimentError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    if engine == IN_PROCESS and address is not None:
+        raise ExperimentError(f"--address {address}: of a Ray cluster, expected with --engine ray")
+    if engine != IN_PROCESS and not experiment.any_engine:
+        raise ExperimentError(f"{experiment.name} runs {IN_PROCESS} only, got --engine {engine}")
+    if engine != IN_PROCESS and distributed.launched():
+        raise ExperimentError(f"--engine {engine}: expected one process, without torchrun")
 
 
 def device_named(name: str) -> str:
