@@ -30,6 +30,8 @@ EXPERIMENTS: dict[str, str] = {
     "dual-activations": "zbkernels.experiments.dual_activations",
     "chernoff": "zbkernels.experiments.chernoff",
     "ntk-bias": "zbkernels.experiments.ntk_bias",
+    "odd-functions": "zbkernels.experiments.effectively_linear.odd_functions",
+    "linear-dynamics": "zbkernels.experiments.effectively_linear.linear_dynamics",
 }
 
 
