@@ -37,7 +37,7 @@ def _heading(metrics: dict[str, Any]) -> str:
         f"- Inputs: {metrics['points']:,} normal vectors x and their negatives; targets scaled to a mean square of 1. "
         "Targets, sizes and training are ours.\n"
         f"- Training: L-BFGS on all points, float64, at most {metrics['iterations']:,} iterations for two layers "
-        f"without biases and {metrics['iterations'] // 3:,} for the others; seeds "
+        f"without biases and {metrics['iterations'] // 4:,} for the others; seeds "
         f"{', '.join(map(str, metrics['seeds']))}, which draw points and first weights.\n"
     )
 
