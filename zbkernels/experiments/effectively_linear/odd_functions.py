@@ -159,7 +159,7 @@ def _fit_all(plan: Plan, dimension: int, target: str, seed: int, kinds: tuple[st
     linear, least = best_linear(x, y)
     half, y_half = x[: plan.points], y[: plan.points]
     pair = network(*linear_network(linear[None], 0.0), 0.0, x)[:, 0]
-    found = {
+    found: dict[str, Any] = {
         "linear": least,
         "linear_fresh": _error(fresh @ linear, y_fresh),
         "pair": _error(pair, y),
@@ -205,9 +205,8 @@ def _measure(
         "inhomogeneous": max(scaled),
     }
     if len(net.weights) == 2 and not net.kind.bias:
-        apart, odd_apart = decomposition_errors(
-            *net.weights, net.kind.alpha, x, f[:, None], mirrored[:, None]
-        )
+        w1, w2 = net.weights
+        apart, odd_apart = decomposition_errors(w1, w2, net.kind.alpha, x, f[:, None], mirrored[:, None])
         found |= {"apart": apart, "odd_apart": odd_apart}
     return found
 

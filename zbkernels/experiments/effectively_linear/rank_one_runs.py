@@ -38,9 +38,9 @@ class Setting:
 
 SETTINGS = {
     "whitened": Setting("whitened inputs, r along the target", "cubic", True, True, 1.0, 8.0),
-    "general": Setting("covariance of condition 10, random r", "sine", False, False, 1.0, 25.0),
+    "general": Setting("covariance of condition 10, random r", "median", False, False, 1.0, 25.0),
     "long-r": Setting("the same, r of length 2", "sign", False, False, 2.0, 25.0),
-    "short-r": Setting("the same, r of length 1/2", "median", False, False, 0.5, 25.0),
+    "short-r": Setting("the same, r of length 1/2", "dead-zone", False, False, 0.5, 25.0),
 }
 
 
@@ -98,7 +98,7 @@ def start(
 def balanced(
     name: str, dimension: int, count: int, width: int, moments: int, seeds: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Flow and gradient descent of all slopes and seeds at once, beside the linear network and the reduced equations."""
+    """Flow and descent of all slopes at once, beside the linear network and the reduced equations."""
     setting, alpha = SETTINGS[name], torch.tensor(ALPHAS, dtype=torch.float64)
     rows, curves = [], {}
     for seed in seeds:
@@ -154,7 +154,7 @@ def balanced(
 def unbalanced(
     dimension: int, count: int, width: int, moments: int, seeds: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Whitened inputs, r along the target, parts of W2 of unequal norm: the even part, beside the equations for both."""
+    """Whitened inputs, r along the target, parts of W2 of unequal norm: the even part, beside its formula."""
     setting = SETTINGS["whitened"]
     cases = [(alpha, share) for alpha in ALPHAS for share in UNBALANCED]
     alpha = torch.tensor([a for a, _ in cases], dtype=torch.float64)
