@@ -218,7 +218,7 @@ def _small_as_drawn(metrics: Metrics) -> Verdict:
 
 
 def _floor(metrics: Metrics) -> Verdict:
-    claim = "The floor can be told from the draw: for ReLU tanh(abs(ln ratio)/4)/2, ratio of the growing parts (ours)"
+    claim = "The floor can be told from the draw: from the ratio of the parts that grow, by the two equations (ours)"
     if metrics["scales"] is None:
         return _missing(claim)
     rows = [

@@ -1,8 +1,8 @@
 """Gradient flow and gradient descent on all weights of stacks of two-layer networks, float64, loss ½ E[(y - f(x))²].
 
 Stacks have one batch dimension B, over slopes, seeds and settings: w1 [B, H, D], w2 [B, 1, H]. Time is that of the
-linear network: a network of slope ``alpha`` moves by 1/c of its negative gradient, c = (1 + alpha)/2, so that networks of
-all slopes keep pace. The fused ops take one weight matrix, not a stack, and are of no use here.
+linear network: a network of slope ``alpha`` moves by 1/c of its negative gradient, c = (1 + alpha)/2, so that networks
+of all slopes keep pace. The fused ops take one weight matrix, not a stack, and are of no use here.
 """
 
 from __future__ import annotations
