@@ -14,7 +14,6 @@ from rich.console import Console
 
 from zbkernels.experiments import runner
 from zbkernels.experiments.effectively_linear import linear_dynamics, linear_dynamics_claims
-from zbkernels.experiments.effectively_linear.rank_one_runs import SETTINGS, points, read_out, start
 from zbkernels.experiments.effectively_linear.reduced_dynamics import (
     imbalance_floor,
     logistic,
@@ -22,6 +21,7 @@ from zbkernels.experiments.effectively_linear.reduced_dynamics import (
     two_groups,
 )
 from zbkernels.experiments.effectively_linear.small_random_runs import draw, growing_part
+from zbkernels.experiments.effectively_linear.symmetric_starts import SETTINGS, points, read_out, start
 from zbkernels.experiments.effectively_linear.two_layer import even_part, network
 from zbkernels.experiments.effectively_linear.weight_flow import (
     apart,

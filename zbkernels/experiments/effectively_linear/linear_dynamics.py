@@ -14,13 +14,7 @@ from typing import Any
 
 from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.effectively_linear import linear_dynamics_figure, linear_dynamics_report
-from zbkernels.experiments.effectively_linear.rank_one_runs import (
-    SETTINGS,
-    START,
-    balanced,
-    one_sided,
-    unbalanced,
-)
+from zbkernels.experiments.effectively_linear.rank_one_runs import balanced, one_sided
 from zbkernels.experiments.effectively_linear.small_random_runs import (
     AS_DRAWN,
     BALANCED,
@@ -28,6 +22,8 @@ from zbkernels.experiments.effectively_linear.small_random_runs import (
     on_points,
 )
 from zbkernels.experiments.effectively_linear.step_size_runs import converge
+from zbkernels.experiments.effectively_linear.symmetric_starts import SETTINGS, START
+from zbkernels.experiments.effectively_linear.unbalanced_runs import unbalanced
 from zbkernels.experiments.units import work_unit
 
 _DRAW_SEEDS = 1000  # apart: generators of the draws of two seeds

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zbkernels.experiments.effectively_linear.linear_dynamics_claims import average
-from zbkernels.experiments.effectively_linear.rank_one_runs import ALPHAS
+from zbkernels.experiments.effectively_linear.symmetric_starts import ALPHAS
 
 _SLOPES = {0.0: "#1f6f8b", 0.1: "#3f9bb3", 0.25: "#2f8f7f", 0.5: "#7a5aa6", 0.75: "#e0a458", 1.0: "#c2571a"}
 _FAINT, _DARK = "#8a8a8a", "#333333"

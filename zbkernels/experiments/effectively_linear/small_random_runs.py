@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zbkernels.experiments.effectively_linear.rank_one_runs import SETTINGS, points
 from zbkernels.experiments.effectively_linear.reduced_dynamics import imbalance_floor
+from zbkernels.experiments.effectively_linear.symmetric_starts import SETTINGS, STEP, points
 from zbkernels.experiments.effectively_linear.weight_flow import (
     apart,
     data_rate,
@@ -20,12 +20,12 @@ from zbkernels.experiments.effectively_linear.weight_flow import (
     flow,
     gaussian_rate,
     linear_rate,
+    outputs,
 )
 
 ALPHAS = (0.0, 0.5)
 AS_DRAWN, BALANCED = "as drawn", "balanced"
 BEYOND = 8.0  # time after ln(1/scale), by which outputs of that start have grown to 1
-STEP = 0.02  # of gradient descent on points
 
 
 def draw(width: int, dimension: int, scale: float, seed: int, along: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,7 @@ def in_expectation(
         k = ((1 - alpha) / (1 + alpha)) ** 2
         even = (k * torch.stack([even_square(a, b) for a, b in zip(w1, w2, strict=True)])).sqrt()
         odd = (w2 @ w1 - l2 @ l1).norm(dim=(-1, -2))
-        outputs, weights = (odd.square() + even.square()).sqrt(), apart(w1, w2, l1, l2)
+        far, weights = (odd.square() + even.square()).sqrt(), apart(w1, w2, l1, l2)
         for i, (scale, seed) in enumerate(cases):
             rows.append(
                 {
@@ -89,8 +89,8 @@ def in_expectation(
                     "width": width,
                     "scale": scale,
                     "seed": seed,
-                    "outputs": float(outputs[:, i].max()),
-                    "outputs_end": float(outputs[-1, i]),
+                    "outputs": float(far[:, i].max()),
+                    "outputs_end": float(far[-1, i]),
                     "even": float(even[:, i].max()),
                     "weights": float(weights[:, i].max()),
                     "floor": floor_of(*drawn[i], target, alpha),
@@ -123,7 +123,7 @@ def on_points(
                 data_rate(alpha, data.x[None], data.y[None]), v1 / root, v2 / root, STEP, steps, 10
             )
             l1, l2 = descend(linear_rate(data.beta[None, None], data.sigma[None]), v1, v2, STEP, steps, 10)
-            far = torch.stack([_outputs(a, b, alpha, data.x) for a, b in zip(w1, w2, strict=True)])
+            far = torch.stack([outputs(a, b, alpha, data.x) for a, b in zip(w1, w2, strict=True)])
             far = (far - (data.x @ (l2 @ l1).mT)[..., 0]).square().mean(-1).sqrt() / _size(l1, l2, data.x)
             for k, (slope, i) in enumerate(cases):
                 rows.append(
@@ -137,12 +137,6 @@ def on_points(
                     }
                 )
     return rows
-
-
-def _outputs(w1: Tensor, w2: Tensor, alpha: Tensor, x: Tensor) -> Tensor:
-    """Outputs [B, N]."""
-    z = x @ w1.mT
-    return (torch.where(z > 0, z, alpha * z) @ w2.mT)[..., 0]
 
 
 def _size(l1: Tensor, l2: Tensor, x: Tensor) -> Tensor:

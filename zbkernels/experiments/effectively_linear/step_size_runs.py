@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from zbkernels.experiments.effectively_linear.rank_one_runs import SETTINGS, START, points, start
-from zbkernels.experiments.effectively_linear.reduced_dynamics import logistic, rank_one
+from zbkernels.experiments.effectively_linear.symmetric_starts import SETTINGS, points, solution, start
 from zbkernels.experiments.effectively_linear.weight_flow import apart, data_rate, descend, linear_rate
 
 ALPHAS = (0.0, 0.5, 1.0)
@@ -33,17 +32,15 @@ def converge(
         coarse = max(steps) / size
         moments = int(setting.until / max(steps))
         times = coarse * torch.arange(moments + 1, dtype=torch.float64)
-        if setting.whitened and setting.along:
-            a, rs = logistic(times, START * size, size), r.expand(moments + 1, -1)
-        else:
-            a, rs = rank_one(times, START * size, r, data.beta, data.sigma)
-        o2 = (v2 / v2.norm() * a[:, None, None].sqrt())[:, None]
-        o1 = o2.mT * rs[:, None, None]
+        o1, o2, _ = solution(setting, data, v2, r, times)
         for step in steps:
             every = round(max(steps) / step)
             w1, w2 = descend(rate, v1 / root, v2 / root, coarse / every, moments * every, every)
             l1, l2 = descend(straight, v1[None], v2[None], coarse / every, moments * every, every)
-            far, linear = apart(root * w1, root * w2, o1, o2), apart(root * w1, root * w2, l1, l2)
+            far, linear = (
+                apart(root * w1, root * w2, o1[:, None], o2[:, None]),
+                apart(root * w1, root * w2, l1, l2),
+            )
             rows += [
                 {
                     "setting": name,

@@ -109,6 +109,12 @@ def descend(
     return torch.stack([one for one, _ in kept]), torch.stack([two for _, two in kept])
 
 
+def outputs(w1: Tensor, w2: Tensor, alpha: Tensor, x: Tensor) -> Tensor:
+    """Of leaky ReLU networks, [..., N]: alpha a number or [..., 1, 1], x [N, D]."""
+    z = x @ w1.mT
+    return (torch.where(z > 0, z, alpha * z) @ w2.mT)[..., 0]
+
+
 def apart(w1: Tensor, w2: Tensor, v1: Tensor, v2: Tensor) -> Tensor:
     """‖(w1, w2) - (v1, v2)‖ over ‖(v1, v2)‖, of stacks [..., H, D] and [..., 1, H]: [...]."""
     difference = (w1 - v1).square().sum((-1, -2)) + (w2 - v2).square().sum((-1, -2))
