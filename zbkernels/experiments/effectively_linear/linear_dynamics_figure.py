@@ -238,6 +238,9 @@ def _steps(axes: Any, metrics: dict[str, Any]) -> None:
     axes.set(
         xscale="log", yscale="log", xlabel="step of gradient descent", ylabel="weights apart, of their norm"
     )
+    steps = [step for step, _ in first][::2]
+    axes.set_xticks(steps, [f"{step:.2g}" for step in steps])
+    axes.set_xticks([], minor=True)
     _title(axes, "Gradient descent: distance from the flow,\nlargest over training")
     axes.legend(frameon=False, fontsize=8.5)
 

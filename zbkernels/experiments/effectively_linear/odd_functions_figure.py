@@ -90,7 +90,7 @@ def _draw_errors(axes: Any, metrics: dict[str, Any], dimension: int) -> None:
     )
     highest = max(fit["linear"] for fit in metrics["fits"])
     axes.set(xlim=(-0.6, len(targets) - 0.4), ylim=(-0.03, math.ceil(10 * highest + 0.3) / 10))
-    axes.set_ylabel("mean squared error / mean square of the target")
+    axes.set_ylabel("error, of the mean square of the target")
     axes.set_title(f"{dimension} dimensions", loc="left", fontsize=10.5)
     _tidy(axes)
 
