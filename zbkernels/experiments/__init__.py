@@ -33,6 +33,8 @@ EXPERIMENTS: dict[str, str] = {
     "kernel-drift": "zbkernels.experiments.exchangeability.kernel_drift",
     "ntk-bias": "zbkernels.experiments.ntk_bias",
     "random-kernels": "zbkernels.experiments.exchangeability.random_kernels",
+    "odd-functions": "zbkernels.experiments.effectively_linear.odd_functions",
+    "linear-dynamics": "zbkernels.experiments.effectively_linear.linear_dynamics",
 }
 
 
