@@ -30,6 +30,7 @@ EXPERIMENTS: dict[str, str] = {
     "dual-activations": "zbkernels.experiments.dual_activations",
     "chernoff": "zbkernels.experiments.chernoff",
     "ntk-bias": "zbkernels.experiments.ntk_bias",
+    "deep-linear": "zbkernels.experiments.effectively_linear.deep_linear",
 }
 
 

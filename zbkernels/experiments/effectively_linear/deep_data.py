@@ -28,6 +28,11 @@ def even_target(x: Tensor, amount: float) -> Tensor:
     return x[:, :1] + amount * x[:, 1:2].abs()
 
 
+def odd_target(x: Tensor) -> Tensor:
+    """y = x_1 + (x_2³ - 3 x_2)/4, [N, 1]: odd and not linear; for Gaussian x its best linear part is x_1."""
+    return x[:, :1] + (x[:, 1:2] ** 3 - 3 * x[:, 1:2]) / 4
+
+
 def lopsided(count: int, amount: float) -> Tensor:
     """Sample weights [2 count]: (1 + amount)/2 for each x and (1 - amount)/2 for its mirror image, over ``count``.
 

@@ -60,9 +60,7 @@ def solve(
 
     def unpack(state: np.ndarray) -> Weights:
         flat = torch.from_numpy(state).view(nets, -1)
-        return [
-            part.reshape(shape) for part, shape in zip(flat[:, 1:].split(sizes, 1), shapes, strict=True)
-        ]
+        return [part.reshape(shape) for part, shape in zip(flat[:, 1:].split(sizes, 1), shapes, strict=True)]
 
     def rate(_: float, state: np.ndarray) -> np.ndarray:
         weights = unpack(state)
@@ -84,7 +82,8 @@ def solve(
         raise RuntimeError(f"solve: the flow was not followed to the end: {found.message}")
     states = torch.from_numpy(np.ascontiguousarray(found.y.T)).view(points, nets, -1)
     weights = [
-        part.reshape(points, *shape) for part, shape in zip(states[..., 1:].split(sizes, 2), shapes, strict=True)
+        part.reshape(points, *shape)
+        for part, shape in zip(states[..., 1:].split(sizes, 2), shapes, strict=True)
     ]
     return Trajectory(states[..., 0], weights, found.nfev)
 
@@ -93,5 +92,7 @@ def clock(weights: Weights, descent: Weights) -> Tensor:
     """g(W) of each network, [R]; see the module."""
     squares = torch.stack([w.square().sum((1, 2)) for w in weights])  # [L, R]
     force = torch.stack([d.square().sum((1, 2)) for d in descent]).sum(0)
-    stiff = sum(squares[[k for k in range(len(weights)) if k != layer]].prod(0) for layer in range(len(weights)))
+    stiff = sum(
+        squares[[k for k in range(len(weights)) if k != layer]].prod(0) for layer in range(len(weights))
+    )
     return 1 / ((force / squares.sum(0)).sqrt() + stiff)

@@ -59,13 +59,21 @@ def _gap(weights: Weights, layer: int) -> Tensor:
     return weights[layer + 1].mT @ weights[layer + 1] - weights[layer] @ weights[layer].mT
 
 
-def linear_share(problem: Problem, f: Tensor) -> Tensor:
-    """The part of E‖f‖² that the best linear map of x explains, [R], of outputs f [R, N, o]."""
-    p = problem.p.expand(len(f), -1)[..., None]  # [R, N, 1]
-    root = p.sqrt()
-    best = torch.linalg.lstsq(root * problem.x, root * f).solution  # [R, d, o]
-    power = (p * f.square()).sum((1, 2))
-    return 1 - (p * (f - problem.x @ best).square()).sum((1, 2)) / power
+def linear_span(problem: Problem) -> Tensor:
+    """An orthonormal basis of the linear maps' outputs at the inputs, times √p, [1 or R, N, d]."""
+    p = problem.p if problem.p.dim() == 2 else problem.p[None]
+    left, values, _ = torch.linalg.svd(p[..., None].sqrt() * problem.x, full_matrices=False)
+    return left * (values > 1e-10 * values[:, :1])[:, None]  # pixels that are always 0 give no direction
+
+
+def linear_share(problem: Problem, f: Tensor, span: Tensor) -> Tensor:
+    """The part of E‖f‖² that the best linear map of x explains, [R], of outputs f [R, N, o].
+
+    Args:
+        span: :func:`linear_span` of the problem.
+    """
+    weighted = problem.p[..., None].sqrt() * f
+    return (span.mT @ weighted).square().sum((1, 2)) / weighted.square().sum((1, 2))
 
 
 def odd_share(f: Tensor) -> Tensor:
@@ -92,18 +100,12 @@ def crossing(times: Tensor, values: Tensor, level: float) -> Tensor:
     """
     there = values >= level
     k = there.to(torch.int8).argmax(0).clamp(min=1)
-    (t0, t1), (v0, v1) = (
-        (q.gather(0, k[None] - 1)[0], q.gather(0, k[None])[0]) for q in (times, values)
-    )
+    (t0, t1), (v0, v1) = ((q.gather(0, k[None] - 1)[0], q.gather(0, k[None])[0]) for q in (times, values))
     at = t0 + (t1 - t0) * ((level - v0) / (v1 - v0)).nan_to_num(0.0).clamp(0, 1)
     return torch.where(there.any(0), at, torch.inf)
 
 
-def best_linear_loss(problem: Problem) -> Tensor:
-    """The least loss of a linear map, [1] or [R]."""
-    nets = max(problem.p.dim() - 1, problem.y.dim() - 2, 0)
-    count = problem.p.shape[0] if problem.p.dim() == 2 else problem.y.shape[0] if nets else 1
-    y = problem.y.expand(count, -1, -1)
-    p = problem.p.expand(count, -1)
-    power = 0.5 * (p[..., None] * y.square()).sum((1, 2))
-    return power * (1 - linear_share(problem, y))
+def best_linear_loss(problem: Problem, span: Tensor) -> Tensor:
+    """The least loss of a linear map, of that of f = 0, [1] or [R]."""
+    y = problem.y if problem.y.dim() == 3 else problem.y[None]
+    return 1 - linear_share(problem, y, span)

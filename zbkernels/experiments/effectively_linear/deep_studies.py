@@ -11,7 +11,13 @@ from torch import Tensor
 
 from zbkernels.data import Dataset
 from zbkernels.experiments.effectively_linear import deep_measures as measures
-from zbkernels.experiments.effectively_linear.deep_data import even_target, lopsided, mirrored, two_digits
+from zbkernels.experiments.effectively_linear.deep_data import (
+    even_target,
+    lopsided,
+    mirrored,
+    odd_target,
+    two_digits,
+)
 from zbkernels.experiments.effectively_linear.deep_flow import Trajectory, solve
 from zbkernels.experiments.effectively_linear.deep_nets import Problem, Weights, draw
 
@@ -79,7 +85,8 @@ def twins(depth: int, width: int, end: float, seeds: Sequence[int]) -> dict[str,
         loss.append(float(Problem(x, y, p, 0.0).loss(relu.at(k)).mean()))
     pulls = (Problem(x, y, p, 0.0).descent(start), Problem(x, y, p, 1.0).descent(upper))
     half = max(
-        float((2 * w[:, : v.shape[1], : v.shape[2]] - v).norm() / v.norm()) for w, v in zip(*pulls, strict=True)
+        float((2 * w[:, : v.shape[1], : v.shape[2]] - v).norm() / v.norm())
+        for w, v in zip(*pulls, strict=True)
     )
     return {"times": numbers(relu.times[:, 0]), "off": off, "loss": loss, "gradient": half}
 
@@ -91,9 +98,7 @@ def _rank_one(
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def unit(length: int, positive: bool) -> Tensor:
-        draws = torch.stack(
-            [torch.randn(length, generator=g, dtype=torch.float64) for g in generators]
-        )
+        draws = torch.stack([torch.randn(length, generator=g, dtype=torch.float64) for g in generators])
         return torch.nn.functional.normalize(draws.abs() if positive else draws, dim=1)  # [R, length]
 
     a = [unit(features, False), *(unit(width, True) for _ in range(depth - 1))]
@@ -101,9 +106,7 @@ def _rank_one(
     upper.append(size * a[-1][:, None])
     none = torch.zeros_like
     both = [torch.cat([upper[0], -upper[0]], 1)]
-    both += [
-        torch.cat([torch.cat([w, none(w)], 2), torch.cat([none(w), w], 2)], 1) for w in upper[1:-1]
-    ]
+    both += [torch.cat([torch.cat([w, none(w)], 2), torch.cat([none(w), w], 2)], 1) for w in upper[1:-1]]
     both.append(torch.cat([upper[-1], -upper[-1]], 2))
     return upper, both
 
@@ -145,7 +148,7 @@ def small_start(
         found[kind] = {
             **layers(kind, start, run.at(-1)),
             "loss": numbers(loss[-1] / loss[0]),
-            "linear_share": numbers(measures.linear_share(problem, f[-1])),
+            "linear_share": numbers(measures.linear_share(problem, f[-1], measures.linear_span(problem))),
             "odd_share": numbers(odd[-1]),
             "least_odd": numbers(torch.where(under_way, odd, 1.0).amin(0)),
             "first_half": numbers(first),
@@ -178,7 +181,9 @@ def _first_values(weights: Tensor, count: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, count - values.shape[1]))
 
 
-def stages(depth: int, width: int, norm: float, end: float, seeds: Sequence[int], modes: Sequence[float]) -> dict[str, Any]:
+def stages(
+    depth: int, width: int, norm: float, end: float, seeds: Sequence[int], modes: Sequence[float]
+) -> dict[str, Any]:
     """Targets of several outputs, y_i = modes_i x_i: when each mode is learned, and how much of the next by then."""
     features = 8
     x = mirrored(200, features)
@@ -203,7 +208,7 @@ def stages(depth: int, width: int, norm: float, end: float, seeds: Sequence[int]
             "next": numbers(ahead),
             "loss": numbers(loss[-1] / loss[0]),
             "rank": numbers(measures.shares(run.at(-1), len(modes))),
-            "linear_share": numbers(measures.linear_share(problem, f[-1])),
+            "linear_share": numbers(measures.linear_share(problem, f[-1], measures.linear_span(problem))),
             "curves": {
                 "times": numbers(run.times[:, 0]),
                 "learned": numbers(learned[:, 0].T),
@@ -229,14 +234,17 @@ def asymmetry(
     kind: str,
     amounts: Sequence[float],
 ) -> dict[str, Any]:
-    """ReLU networks as the symmetry is broken: ``kind`` "target" gives y an even part, "inputs" prefers x to -x.
+    """ReLU networks as the symmetry is broken: ``kind`` "target" gives x_1 an even part, "inputs" prefers x to -x.
+
+    With an odd target and both x and -x weighted alike, the best that two layers can do is linear; with "inputs" the target is odd
+    and not linear, so that there is something to gain from weights that differ.
 
     Linear networks see neither, as :mod:`deep_data` says, and are those of :func:`small_start`.
     """
     features, count = 8, 200
     x = mirrored(count, features)
     every = [(amount, seed) for amount in amounts for seed in seeds]
-    y = torch.stack([even_target(x, amount if kind == "target" else 0.0) for amount, _ in every])
+    y = torch.stack([even_target(x, amount) if kind == "target" else odd_target(x) for amount, _ in every])
     p = torch.stack([lopsided(count, amount if kind == "inputs" else 0.0) for amount, _ in every])
     problem = Problem(x, y, p, SLOPES["relu"])
     start = draw([features, *[width] * (depth - 1), 1], norm, [seed for _, seed in every])
@@ -244,26 +252,28 @@ def asymmetry(
     return {"amounts": list(amounts), "nets": _beside_linear(problem, run, start, [a for a, _ in every])}
 
 
-def _beside_linear(problem: Problem, run: Trajectory, start: Weights, amounts: Sequence[float]) -> list[dict[str, Any]]:
+def _beside_linear(
+    problem: Problem, run: Trajectory, start: Weights, amounts: Sequence[float]
+) -> list[dict[str, Any]]:
     """How linear the networks are at the end and on the way, one row per network."""
-    f = [problem.outputs(run.at(k)) for k in range(POINTS)]
-    loss = torch.stack([problem.loss(run.at(k)) for k in range(POINTS)])  # [K, R]
-    straight = torch.stack([measures.linear_share(problem, out) for out in f])
-    floor = measures.best_linear_loss(problem).expand(len(amounts))
-    start_loss = 0.5 * (problem.p * problem.y.square().sum(-1)).sum(-1).expand(len(amounts))
+    span, kept = measures.linear_span(problem), list(range(0, POINTS, 2))
+    loss = torch.stack([problem.loss(run.at(k)) for k in kept])  # [K, R]
+    straight = torch.stack([measures.linear_share(problem, problem.outputs(run.at(k)), span) for k in kept])
+    floor = measures.best_linear_loss(problem, span).expand(len(amounts))
+    still = 0.5 * (problem.p * problem.y.square().sum(-1)).sum(-1).expand(len(amounts))  # the loss of f = 0
     end = run.at(-1)
     made = layers("relu", start, end)
     return [
         {
             "amount": amount,
             "bent": float(1 - straight[-1, i]),
-            "loss": float(loss[-1, i] / start_loss[i]),
-            "best_linear": float(floor[i] / start_loss[i]),
+            "loss": float(loss[-1, i] / still[i]),
+            "best_linear": float(floor[i]),
             **{name: value[i] for name, value in made.items()},
             "curve": {
-                "times": numbers(run.times[::2, i]),
-                "loss": numbers(loss[::2, i] / start_loss[i]),
-                "bent": numbers(1 - straight[::2, i]),
+                "times": numbers(run.times[kept, i]),
+                "loss": numbers(loss[:, i] / still[i]),
+                "bent": numbers(1 - straight[:, i]),
             },
         }
         for i, amount in enumerate(amounts)
@@ -291,7 +301,7 @@ def digits(
     found: dict[str, Any] = {"amounts": list(amounts), "best_accuracy": _accuracy(x_test @ best, y_test)}
     for kind, slope in SLOPES.items():
         problem = Problem(x, y, p, slope)
-        run = solve(problem, start, end, points=POINTS, **ACCURACY[kind])
+        run = solve(problem, start, end, points=POINTS, **ACCURACY["relu"])  # costly, so linear ones no finer
         rows = _beside_linear(problem, run, start, [amount for amount, _ in every])
         f = Problem(x_test, y_test, torch.ones(len(x_test), dtype=torch.float64), slope).outputs(run.at(-1))
         odd = measures.odd_share(problem.outputs(run.at(-1)))
