@@ -1,4 +1,4 @@
-"""Inputs and targets on which deep networks are trained: a sample with its mirror image, a growing asymmetry, digits."""
+"""What deep networks are trained on: a sample with its mirror image, the symmetry broken by an amount, digits."""
 
 from __future__ import annotations
 

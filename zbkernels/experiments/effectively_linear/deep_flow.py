@@ -1,18 +1,18 @@
 """Gradient flow of many deep networks at once, by scipy's Dormand-Prince solver, each network on a clock of its own.
 
-From small weights, networks of three and more layers stand still for a time that grows with every power of 1/norm, and each
-seed for another; then they learn within a few units of time. Multiplying the flow by a positive number g(W) changes how
-fast a trajectory is passed through and not the trajectory, so each network's flow is solved as
+From small weights, networks of three and more layers stand still for a time that grows with a power of 1/norm, each
+seed for another time; then they learn within a few units of time. Multiplying the flow by a positive number g(W)
+changes how fast a trajectory is passed through and not the trajectory, so each network's flow is solved as
 
     dW/dτ = g(W) · (-∂loss/∂W),    dt/dτ = g(W),    1/g = ‖∂loss/∂W‖/‖W‖ + Σ_l Π_(k≠l) ‖W_k‖²,
 
-with its own time t as one more unknown. The first term is the rate at which weights grow on a plateau, the second bounds the
-stiffest rate at the end of training (Gauss-Newton), so one step of τ suits networks that are at very different places.
+with its own time t as one more unknown. The first term is the rate at which weights grow on a plateau, the second bounds
+the stiffest rate at the end of training (Gauss-Newton, where E[x xᵀ] has eigenvalues up to 1), so one step of τ suits
+networks that are at very different places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +51,14 @@ def solve(
     atol: float = 1e-10,
     method: str = "DOP853",
 ) -> Trajectory:
-    """Follow the flow from ``start`` for ``end`` units of τ (``own_clock``) or of t, kept at ``points`` equal steps."""
+    """Follow the flow from ``start`` for ``end`` units of τ (``own_clock``) or of t, kept at ``points`` equal steps.
+
+    Args:
+        rtol, atol, method: as ``scipy.integrate.solve_ivp`` has them; a step's error is judged over all networks together.
+
+    Raises:
+        RuntimeError: the solver gave up; the message has its reason.
+    """
     from scipy.integrate import solve_ivp
 
     shapes = [w.shape for w in start]

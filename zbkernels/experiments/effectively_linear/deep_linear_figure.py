@@ -118,15 +118,17 @@ def _draw_broken(axes: Any, found: dict[str, Any]) -> None:
 
 def _draw_digits(axes: Any, found: dict[str, Any]) -> None:
     part = found["digits"][-1]
+    curve = part["linear"][0]["curve"]  # the same with negatives and without
+    axes.plot(curve["times"], curve["loss"], color=_LINEAR, lw=1.6)
     for amount, style in ((0.0, "-"), (1.0, (0, (4, 2)))):
-        for kind, colour in (("linear", _LINEAR), ("relu", _RELU)):
-            row = digit_rows(part, kind, amount)[0]
-            axes.plot(row["curve"]["times"], row["curve"]["loss"], color=colour, ls=style, lw=1.6)
+        row = digit_rows(part, "relu", amount)[0]
+        axes.plot(row["curve"]["times"], row["curve"]["loss"], color=_RELU, ls=style, lw=1.6)
         axes.plot(row["curve"]["times"], row["curve"]["bent"], color=_TARGET, ls=style, lw=1.2)
     axes.set(xlabel="time t", ylabel="loss, of that of 0", ylim=(-0.03, 1.06))
     _titled(
         axes,
-        f"{part['pair'][0]} against {part['pair'][1]}: with negatives (—), without (- -);\nReLU's part not linear (orange)",
+        f"{part['pair'][0]} against {part['pair'][1]}: with negatives (—), without (- -);\n"
+        "orange: ReLU's part that is not linear",
     )
 
 

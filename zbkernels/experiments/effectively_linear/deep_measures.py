@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ def alignment(weights: Weights, ranks: list[int]) -> Tensor:
     first ``ranks[l + 1]`` right ones of W_(l+1): 1 where one space holds the other, about max(rank)/n by chance.
     """
     found = []
-    for layer, (one, other) in enumerate(zip(weights[:-1], weights[1:], strict=True)):
+    for layer, (one, other) in enumerate(pairwise(weights)):
         k, m = ranks[layer], ranks[layer + 1]
         left = torch.linalg.svd(one, full_matrices=False)[0][..., :k]  # [R, n, k]
         right = torch.linalg.svd(other, full_matrices=False)[2][:, :m]  # [R, m, n]
@@ -41,8 +43,8 @@ def drifts(start: Weights, end: Weights) -> dict[str, Tensor]:
     """How far the differences between neighbouring layers moved, of the largest squared norm at the end, each [R].
 
     ``layers``: of ‖W_(l+1)‖² - ‖W_l‖². ``units``: of each hidden unit's outgoing less incoming squared norm.
-    ``matrices``: of W_(l+1)ᵀ W_(l+1) - W_l W_lᵀ, by the Frobenius norm. The first two are constants of every such flow, since
-    (leaky) ReLU is homogeneous; the third is one of linear networks.
+    ``matrices``: of W_(l+1)ᵀ W_(l+1) - W_l W_lᵀ, by the Frobenius norm. The first two are constants of every such flow,
+    since (leaky) ReLU is homogeneous; the third is one of linear networks.
     """
     moved: dict[str, list[Tensor]] = {"layers": [], "units": [], "matrices": []}
     for layer in range(len(start) - 1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ def draw(sizes: Sequence[int], norm: float, seeds: Sequence[int]) -> Weights:
     layers: list[list[Tensor]] = [[] for _ in sizes[1:]]
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
-        for layer, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
             w = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64)
             layers[layer].append(w * norm / w.norm())
     return [torch.stack(layer) for layer in layers]
