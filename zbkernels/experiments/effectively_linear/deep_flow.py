@@ -6,9 +6,9 @@ changes how fast a trajectory is passed through and not the trajectory, so each 
 
     dW/dτ = g(W) · (-∂loss/∂W),    dt/dτ = g(W),    1/g = ‖∂loss/∂W‖/‖W‖ + Σ_l Π_(k≠l) ‖W_k‖²,
 
-with its own time t as one more unknown. The first term is the rate at which weights grow on a plateau, the second bounds
-the stiffest rate at the end of training (Gauss-Newton, where E[x xᵀ] has eigenvalues up to 1), so one step of τ suits
-networks that are at very different places.
+with its own time t as one more unknown. The first term is the rate at which weights grow on a plateau, the second
+bounds the stiffest rate at the end of training (Gauss-Newton, where E[x xᵀ] has eigenvalues up to 1), so one step of τ
+suits networks that are at very different places.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def solve(
     """Follow the flow from ``start`` for ``end`` units of τ (``own_clock``) or of t, kept at ``points`` equal steps.
 
     Args:
-        rtol, atol, method: as ``scipy.integrate.solve_ivp`` has them; a step's error is judged over all networks together.
+        rtol, atol, method: as ``scipy.integrate.solve_ivp`` has them; the error is judged over all networks.
 
     Raises:
         RuntimeError: the solver gave up; the message has its reason.

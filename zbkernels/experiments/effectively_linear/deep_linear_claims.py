@@ -1,4 +1,4 @@
-"""What deep bias-free ReLU and deep linear networks have in common, claim by claim, each with the rule it is judged by."""
+"""What deep ReLU and deep linear networks have in common, claim by claim, each with the rule it is judged by."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def verdicts(metrics: Metrics) -> list[Verdict]:
         _rank_grows(depths),
         _still_conserved(depths),
         _digits_symmetric(depths),
+        _digits_deeper(depths),
         _digits_plain(depths),
+        _digits_speed(depths),
         _digits_rank(depths),
     ]
 
@@ -98,11 +100,13 @@ def _twins(depths: list[Found]) -> Verdict:
     ]
     gradient = [found["twins"]["gradient"] for found in depths]
     return Verdict(
-        "Under the symmetry a deep ReLU network of mirrored rank-one halves is the linear network of one half, at half the "
+        "Under the symmetry a deep ReLU network of mirrored rank-one halves is the linear network of one "
+        "half, at half the "
         "speed (derived here; the paper has two layers)",
         HOLDS if max(gradient) < EXACT and max(off) < FOLLOWED else FAILS,
         _told(
-            f"{layer_word(found['depth'])}: gradients {one:.0e} apart, outputs and weights along the flow at most {two:.0e}"
+            f"{layer_word(found['depth'])}: gradients {one:.0e} apart, outputs and weights along the flow at "
+            f"most {two:.0e}"
             for found, one, two in zip(depths, gradient, off, strict=True)
         ),
     )
@@ -202,7 +206,8 @@ def _conserved(depths: list[Found]) -> Verdict:
     return Verdict(
         "Balanced norms: ‖W_(l+1)‖² - ‖W_l‖², and the same for each hidden unit, stay as they were, in both",
         HOLDS if max(worst.values()) < CONSERVED else FAILS,
-        f"largest change, of the largest ‖W‖²: {worst['layers']:.1e} (layers), {worst['units']:.1e} (units): the solver's error",
+        f"largest change, of the largest ‖W‖²: {worst['layers']:.1e} (layers), {worst['units']:.1e} (units): "
+        f"the solver's error",
     )
 
 
@@ -215,7 +220,10 @@ def _matrices(depths: list[Found]) -> Verdict:
         for net in f["nets"]
         for i in learned(net)
     ]
-    claim = "W_(l+1)ᵀ W_(l+1) - W_l W_lᵀ is conserved in linear networks alone: a deep ReLU network cannot keep it (derived here)"
+    claim = (
+        "W_(l+1)ᵀ W_(l+1) - W_l W_lᵀ is conserved in linear networks alone: a deep ReLU network cannot "
+        "keep it (derived here)"
+    )
     if not deep:
         return Verdict(
             claim,
@@ -240,7 +248,10 @@ def _root_two(depths: list[Found]) -> Verdict:
         if ratios:
             off += [abs(ratio / math.sqrt(2) - 1) for ratio in ratios]
             said.append(f"{layer_word(found['depth'])} {min(ratios):.3f} to {max(ratios):.3f}")
-    claim = "A ReLU network needs √2 times the norm ‖W_l‖ of the linear one in each layer: two halves, each with one (derived here)"
+    claim = (
+        "A ReLU network needs √2 times the norm ‖W_l‖ of the linear one in each layer: two halves, each "
+        "with one (derived here)"
+    )
     if not said:
         return Verdict(claim, NOT_TESTABLE, "no network learned both half-spaces")
     return Verdict(claim, _judge_all([o < 0.05 for o in off]), "ratio: " + _told(said))
@@ -283,7 +294,8 @@ def _half_spaces(depths: list[Found]) -> Verdict:
 def _plateau(depths: list[Found]) -> Verdict:
     """Does the wait for the second half-space vanish with the start? It must at two layers and cannot at three."""
     claim = (
-        "From three layers on the half-spaces are learned one after the other, however small the start; with two layers the wait "
+        "From three layers on the half-spaces are learned one after the other, however small the start; with "
+        "two layers the wait "
         "vanishes against the whole as the start shrinks (derived here)"
     )
     said, good = [], []
@@ -304,7 +316,8 @@ def _plateau(depths: list[Found]) -> Verdict:
         else:
             good.append(at[1] > at[0] / 2)
         said.append(
-            f"{layer_word(found['depth'])}: {100 * at[0]:.1f} % at ‖W(0)‖ = {large:g}, {100 * at[1]:.1f} % at {small:.3g}"
+            f"{layer_word(found['depth'])}: {100 * at[0]:.1f} % at ‖W(0)‖ = {large:g}, {100 * at[1]:.1f} % at "
+            f"{small:.3g}"
         )
     if not said:
         return Verdict(
@@ -327,7 +340,8 @@ def _stages(depths: list[Found], kind: str) -> Verdict:
         most = max((abs(v) for v in _all(rows["next"])), default=math.nan)
         ratio = f", second after {min(first):.1f} to {max(first):.1f} times the first's time" if first else ""
         said.append(
-            f"{layer_word(found['depth'])}: {min(counts)} to {max(counts)} of {len(rows['times'][0])} modes learned{ratio}, "
+            f"{layer_word(found['depth'])}: {min(counts)} to {max(counts)} of {len(rows['times'][0])} modes "
+            f"learned{ratio}, "
             f"at most {100 * most:.1f} % of the next at half of one"
         )
     named = "Deep linear" if kind == "linear" else "Deep ReLU"
@@ -345,7 +359,10 @@ def broken_rows(found: Found, kind: str) -> list[tuple[float, list[Found]]]:
 
 
 def _two_layers_stay(depths: list[Found]) -> Verdict:
-    claim = "With the symmetry two layers can only do the linear part of a target that is odd and not linear, more layers can do better"
+    claim = (
+        "With the symmetry two layers can only do the linear part of a target that is odd and not "
+        "linear, more layers can do better"
+    )
     said, good = [], []
     for found in depths:
         nets = broken_rows(found, "inputs")[0][1]
@@ -387,7 +404,8 @@ def _rank_grows(depths: list[Found]) -> Verdict:
             if kind == "target":
                 good.append(ends[1] < ends[0] - 0.05)
             said.append(
-                f"{layer_word(found['depth'])}, {kind}: {ends[0]:.3f} to {ends[1]:.3f} (alignment {aligned[0]:.2f} to {aligned[1]:.2f})"
+                f"{layer_word(found['depth'])}, {kind}: {ends[0]:.3f} to {ends[1]:.3f} (alignment "
+                f"{aligned[0]:.2f} to {aligned[1]:.2f})"
             )
     return Verdict(
         "As the target's even part grows the first layer loses its rank one (ours)",
@@ -411,64 +429,96 @@ def _still_conserved(depths: list[Found]) -> Verdict:
 
 
 def digit_rows(part: Found, kind: str, amount: float) -> list[Found]:
-    return [row for row in part[kind] if row["amount"] == amount]
+    """The networks of one amount; linear ones are the same at every amount and were made once."""
+    return [row for row in part[kind] if kind == "linear" or row["amount"] == amount]
 
 
-def _digit_text(depths: list[Found], amount: float) -> tuple[list[str], list[float]]:
-    said, bent = [], []
-    for found in depths:
-        for part in found["digits"]:
-            rows = digit_rows(part, "relu", amount)
-            bent.append(mean([row["bent"] for row in rows]))
-            ratio = mean([row["loss"] for row in rows]) / mean([row["best_linear"] for row in rows])
-            gap = mean([row["accuracy"] for row in rows]) - mean(
-                [row["accuracy"] for row in digit_rows(part, "linear", amount)]
-            )
-            said.append(
-                f"{layer_word(found['depth'])}, {part['pair'][0]} / {part['pair'][1]}: {100 * bent[-1]:.2g} % not linear, loss "
-                f"{ratio:.2f} of the best linear map's, test accuracy {gap:+.2f} against the linear network"
-            )
-    return said, bent
+def _digit_text(depths: list[Found], amount: float, more: str = "") -> str:
+    said = []
+    for found, part in _digit_parts(depths):
+        rows = digit_rows(part, "relu", amount)
+        text = f"{_digit_name(found, part)} {100 * mean([row['bent'] for row in rows]):.2g} %"
+        said.append(text + (f" (odd part {mean([row['odd'] for row in rows]):.2f})" if more == "odd" else ""))
+    return "part of f on the images that no linear map explains: " + _told(said)
+
+
+def _digit_parts(depths: list[Found], *, least: int = 2, most: int = 99) -> list[tuple[Found, Found]]:
+    return [(found, part) for found in depths if least <= found["depth"] <= most for part in found["digits"]]
+
+
+def _digit_name(found: Found, part: Found) -> str:
+    return f"{layer_word(found['depth'])}, {part['pair'][0]} / {part['pair'][1]}:"
+
+
+def _bent(part: Found, amount: float) -> float:
+    return mean([row["bent"] for row in digit_rows(part, "relu", amount)])
 
 
 def _digits_symmetric(depths: list[Found]) -> Verdict:
-    said, _ = _digit_text(depths, 0.0)
-    good = [
-        mean([row["bent"] for row in digit_rows(part, "relu", 0.0)]) < BENT
-        for found in depths
-        if found["depth"] == 2
-        for part in found["digits"]
-    ]
+    good = [_bent(part, 0.0) < BENT for _, part in _digit_parts(depths, most=2)]
     return Verdict(
         "Digit against digit, each image with its negative: two layers stay linear to 1 %",
         _judge_all(good) if good else NOT_TESTABLE,
-        _told(said),
+        _digit_text(depths, 0.0),
+    )
+
+
+def _digits_deeper(depths: list[Found]) -> Verdict:
+    good = [_bent(part, 0.0) < BENT for _, part in _digit_parts(depths, least=3)]
+    return Verdict(
+        "And so do more layers, stopped at the same point of the clock (ours)",
+        _judge_all(good) if good else NOT_TESTABLE,
+        _digit_text(depths, 0.0),
     )
 
 
 def _digits_plain(depths: list[Found]) -> Verdict:
-    said, bent = _digit_text(depths, 1.0)
     return Verdict(
-        "Digit against digit, as the images are: no network is linear to 1 % (ours)",
-        _judge_all([b > BENT for b in bent]),
-        _told(said),
+        "Digit against digit, as the images are: f is linear on them to 1 %, too, and not odd: no pixel is "
+        "negative, so most units "
+        "are on for all images or for none (ours)",
+        _judge_all(
+            [
+                _bent(part, 1.0) < BENT and mean([row["odd"] for row in digit_rows(part, "relu", 1.0)]) < 0.9
+                for _, part in _digit_parts(depths)
+            ]
+        ),
+        _digit_text(depths, 1.0, "odd"),
+    )
+
+
+def _digits_speed(depths: list[Found]) -> Verdict:
+    """Units that are on for every image see all of them: the linear network of these units, at its speed."""
+    said, good = [], []
+    for found, part in _digit_parts(depths):
+        linear = [row["half_time"] for row in digit_rows(part, "linear", 0.0)]
+        ratios = []
+        for amount in (0.0, 1.0):
+            times = [row["half_time"] for row in digit_rows(part, "relu", amount)]
+            if None in times or None in linear:
+                ratios.append(math.nan)
+            else:
+                ratios.append(mean(times) / mean(linear))
+        said.append(
+            f"{_digit_name(found, part)} {ratios[0]:.2f} and {ratios[1]:.2f}".replace("nan", "not reached")
+        )
+        if found["depth"] == 2:
+            good.append(abs(ratios[0] - 2) < 0.4 and abs(ratios[1] - 1) < 0.4)
+    return Verdict(
+        "With negatives two layers need twice the time of the linear network, on the images alone the same "
+        "time (derived here)",
+        _judge_all(good) if good else NOT_TESTABLE,
+        "time to half the loss, of the linear network's, with and without negatives: " + _told(said),
     )
 
 
 def _digits_rank(depths: list[Found]) -> Verdict:
     said, good = [], []
-    for found in depths:
-        for part in found["digits"]:
-            values = {
-                (kind, amount): mean([row["rank1"][0] for row in digit_rows(part, kind, amount)])
-                for kind in ("linear", "relu")
-                for amount in (0.0, 1.0)
-            }
-            good += [value >= LOW_RANK for value in values.values()]
-            said.append(
-                f"{layer_word(found['depth'])}, {part['pair'][0]} / {part['pair'][1]}: linear {values['linear', 0.0]:.3f} and "
-                f"{values['linear', 1.0]:.3f}, ReLU {values['relu', 0.0]:.3f} and {values['relu', 1.0]:.3f}"
-            )
+    for found, part in _digit_parts(depths):
+        linear = mean([row["rank1"][0] for row in digit_rows(part, "linear", 0.0)])
+        relu = [mean([row["rank1"][0] for row in digit_rows(part, "relu", amount)]) for amount in (0.0, 1.0)]
+        good += [value >= LOW_RANK for value in (linear, *relu)]
+        said.append(f"{_digit_name(found, part)} linear {linear:.3f}, ReLU {relu[0]:.3f} and {relu[1]:.3f}")
     return Verdict(
         "On digits, too, the first layer is of rank one, with the negatives and without",
         _judge_all(good),

@@ -43,9 +43,11 @@ def _heading(metrics: dict[str, Any]) -> str:
     note = f" Note on the data: {data['note']}." if data["note"] else ""
     return (
         f"# deep-linear, preset {metrics['preset']}\n\n"
-        "- Full-batch gradient flow in float64 on ½E(y - f)², no biases; every hidden layer of the same width; Gaussian "
+        "- Full-batch gradient flow in float64 on ½E(y - f)², no biases; every hidden layer of the same "
+        "width; Gaussian "
         "weights, each layer scaled to the same norm ‖W(0)‖.\n"
-        "- Made-up inputs: 8 features (6 for the mirrored halves), exactly white, each x with its -x. The paper's text was "
+        "- Made-up inputs: 8 features (6 for the mirrored halves), exactly white, each x with its -x. The "
+        "paper's text was "
         "not at hand, so no number of it stands beside ours.\n"
         f"- Digits: {data['title']}.{note}\n"
         f"- Seeds {', '.join(map(str, metrics['seeds']))}; mean and standard deviation over them.\n"
@@ -91,8 +93,10 @@ def _networks(depths: list[Found]) -> str:
                 )
     return (
         markdown_table(header, rows)
-        + "\nRank, alignment and norms of the networks that learned both half-spaces (below 5 % of the loss at the start) in the "
-        "time given; a part is of the layer's ‖W‖². Least odd part: while the loss is between 0.9 and 0.1 of its start.\n"
+        + "\nRank, alignment and norms of the networks that learned both half-spaces (below 5 % of the loss "
+        "at the start) in the "
+        "time given; a part is of the layer's ‖W‖². Least odd part: while the loss is between 0.9 and 0.1 of "
+        "its start.\n"
     )
 
 
@@ -160,8 +164,10 @@ def _broken(depths: list[Found]) -> str:
                 )
     return (
         markdown_table(header, rows)
-        + "\nReLU networks. Target: y = x_1 + amount |x_2|. Inputs: x has (1 + amount)/2 of the weight of the pair x, -x, and "
-        "y = x_1 + (x_2³ - 3 x_2)/4. Linear networks are the same at every amount, as both leave E[x xᵀ] and E[y xᵀ] as they are.\n"
+        + "\nReLU networks. Target: y = x_1 + amount |x_2|. Inputs: x has (1 + amount)/2 of the weight of "
+        "the pair x, -x, and "
+        "y = x_1 + (x_2³ - 3 x_2)/4. Linear networks are the same at every amount, as both leave E[x xᵀ] and "
+        "E[y xᵀ] as they are.\n"
     )
 
 
@@ -172,14 +178,14 @@ def _digits(depths: list[Found]) -> str:
     for found in depths:
         for part in found["digits"]:
             for kind in ("linear", "relu"):
-                for amount in part["amounts"]:
+                for amount in part["amounts"] if kind == "relu" else part["amounts"][:1]:
                     nets = digit_rows(part, kind, amount)
                     rows.append(
                         [
                             f"{layer_word(found['depth'])}, {part['pair'][0]} / {part['pair'][1]}, "
                             f"{'ReLU' if kind == 'relu' else 'linear'}",
-                            f"{amount:g}",
-                            _pm([100 * net["bent"] for net in nets], 2),
+                            f"{amount:g}" if kind == "relu" else "any",
+                            _pm([100 * max(net["bent"], 0.0) for net in nets], 2),
                             _pm([net["odd"] for net in nets]),
                             _pm([net["loss"] for net in nets]),
                             f"{mean([net['best_linear'] for net in nets]):.3f}",
@@ -194,6 +200,8 @@ def _digits(depths: list[Found]) -> str:
     images = depths[0]["digits"][0]["images"]
     return (
         markdown_table(header, rows)
-        + f"\n{images} training images of each digit, ±1, each with its negative; 0 weighs both alike, 1 is the images alone. "
-        "Losses are of that of f = 0. All networks are stopped at the same point of the solver's clock.\n"
+        + f"\n{images} training images of each digit, ±1, each with its negative; 0 weighs both alike, 1 is "
+        f"the images alone. "
+        "Losses are of that of f = 0; the linear networks' are the same at any weight. All networks are "
+        "stopped at the same point of the solver's clock.\n"
     )

@@ -60,7 +60,7 @@ def twins(depth: int, width: int, end: float, seeds: Sequence[int]) -> dict[str,
     """A ReLU network of mirrored halves beside the linear network of its upper half, at half the time.
 
     Both start of rank one and balanced, W_l = s a_l a_(l-1)ᵀ with positive a of ``width`` units, r in a's place at the
-    inputs; covariance and target (odd, not linear) are general. ``uneven``: the same, its lower half 1.1 times as large.
+    inputs; covariance and target (odd, not linear) are general. ``uneven``: the lower half starts 1.1 times as large.
     """
     features = 6
     x = mirrored(150, features, spread=0.3)
