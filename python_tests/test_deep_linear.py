@@ -340,7 +340,7 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
 
         return changed(make)
 
-    for part in ("two layers stay linear", "so do more layers", "as the images are"):
+    for part in ("two layers stay linear", "so do more layers", "as the images are:"):
         assert verdict(bent(0.001), part) == HOLDS and verdict(bent(0.2), part) == FAILS, part
 
 

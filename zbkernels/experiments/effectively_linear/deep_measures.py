@@ -85,6 +85,13 @@ def odd_share(f: Tensor) -> Tensor:
     return odd / (odd + even)
 
 
+def fixed_units(problem: Problem, weights: Weights, count: int) -> Tensor:
+    """The part of ‖W_1‖² in units that are on at 99 % of the first ``count`` inputs or more, or at 1 % or less, [R]."""
+    on = (problem.hidden(weights)[0][:, :count] > 0).double().mean(1)  # [R, n]
+    squares = weights[0].square().sum(2)
+    return (squares * ((on >= 0.99) | (on <= 0.01))).sum(1) / squares.sum(1)
+
+
 def halves(problem: Problem, f: Tensor) -> Tensor:
     """How much of a target y [N, 1] is learned where y > 0 and where y < 0: E[f y]/E[y²] on each, [R, 2]."""
     found = []

@@ -270,9 +270,9 @@ def _beside_linear(
     return [
         {
             "amount": amount,
-            "bent": float(1 - straight[-1, i]),
+            "bent": max(float(1 - straight[-1, i]), 0.0),
             "loss": float(loss[-1, i] / still[i]),
-            "best_linear": float(floor[i]),
+            "best_linear": max(float(floor[i]), 0.0),
             "half_time": numbers(half[i]),
             **{name: value[i] for name, value in made.items()},
             "curve": {
@@ -311,8 +311,9 @@ def digits(
         rows = _beside_linear(problem, run, start, [amount for amount, _ in every])
         f = Problem(x_test, y_test, p, slope).outputs(run.at(-1))
         odd = measures.odd_share(problem.outputs(run.at(-1)))
+        fixed = measures.fixed_units(problem, run.at(-1), len(images))
         for i, row in enumerate(rows):
-            row.update(accuracy=_accuracy(f[i], y_test), odd=float(odd[i]))
+            row.update(accuracy=_accuracy(f[i], y_test), odd=float(odd[i]), fixed=float(fixed[i]))
         found[kind] = rows
     return found
 
