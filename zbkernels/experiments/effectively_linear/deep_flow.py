@@ -46,14 +46,16 @@ def solve(
     end: float,
     *,
     points: int = 200,
+    crowding: float = 1.0,
     own_clock: bool = True,
     rtol: float = 1e-7,
     atol: float = 1e-10,
     method: str = "DOP853",
 ) -> Trajectory:
-    """Follow the flow from ``start`` for ``end`` units of τ (``own_clock``) or of t, kept at ``points`` equal steps.
+    """Follow the flow from ``start`` for ``end`` units of τ (``own_clock``) or of t, kept at ``points`` of them.
 
     Args:
+        crowding: 1: equally far apart; more: the closer the earlier.
         rtol, atol, method: as ``scipy.integrate.solve_ivp`` has them; the error is judged over all networks.
 
     Raises:
@@ -81,7 +83,7 @@ def solve(
         (0.0, end),
         flat.flatten().numpy(),
         method=method,
-        t_eval=np.linspace(0.0, end, points),
+        t_eval=end * np.linspace(0.0, 1.0, points) ** crowding,
         rtol=rtol,
         atol=atol,
     )
