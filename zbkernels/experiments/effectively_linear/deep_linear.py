@@ -116,10 +116,20 @@ def run(context: RunContext) -> dict[str, Any]:
     for variant in settings.variants:
         depth = DEPTHS[variant]
         norm, width = NORM[depth], plan.width
-        twin = {"width": 8, "end": 8.0 * depth + 4}
-        stage = {"width": width, "norm": norm / 2, "end": plan.stage_ends[depth], "modes": list(MODES)}
-        broken = {"width": width, "norm": norm, "end": plan.broken_ends[depth], "amounts": list(plan.amounts)}
-        digit = {
+        twin: dict[str, Any] = {"width": 8, "end": 8.0 * depth + 4}
+        stage: dict[str, Any] = {
+            "width": width,
+            "norm": norm / 2,
+            "end": plan.stage_ends[depth],
+            "modes": list(MODES),
+        }
+        broken: dict[str, Any] = {
+            "width": width,
+            "norm": norm,
+            "end": plan.broken_ends[depth],
+            "amounts": list(plan.amounts),
+        }
+        digit: dict[str, Any] = {
             "width": plan.digit_width,
             "norm": norm,
             "end": plan.digit_ends[depth],

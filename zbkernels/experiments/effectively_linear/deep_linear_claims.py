@@ -46,7 +46,6 @@ def verdicts(metrics: Metrics) -> list[Verdict]:
         _two_layers_stay(depths),
         _more_layers(depths),
         _slight(depths),
-        _later(depths),
         _rank_grows(depths),
         _still_conserved(depths),
         _digits_symmetric(depths),
@@ -392,7 +391,7 @@ def _more_layers(depths: list[Found]) -> Verdict:
 
 
 def _slight(depths: list[Found]) -> Verdict:
-    claim = "Even a slight asymmetry makes the networks non-linear in later phases of training (a review)"
+    claim = "Even a slight asymmetry makes the networks non-linear in the end (a review: in later phases)"
     said, good = [], []
     for found in depths:
         for kind in ("target", "inputs"):
@@ -407,30 +406,6 @@ def _slight(depths: list[Found]) -> Verdict:
             said.append(f"{layer_word(found['depth'])}, {kind}: {100 * zero:.2g} % at 0, {', '.join(parts)}")
     return Verdict(
         claim, _judge_all(good), "part of f at the end that no linear map explains: " + _told(said)
-    )
-
-
-def _later(depths: list[Found]) -> Verdict:
-    """With two layers; with more, one half-space alone is not linear either, whatever the symmetry."""
-    said, good = [], []
-    for found in depths:
-        if found["depth"] > 2:
-            continue
-        for amount, nets in broken_rows(found, "target")[1:]:
-            at = []
-            for net in nets:
-                curve = net["curve"]
-                k = next((i for i, loss in enumerate(curve["loss"]) if loss <= 0.5), None)
-                if k is not None:
-                    at.append((100 * curve["bent"][k], 100 * net["bent"]))
-            if at:
-                early, late = (mean([pair[side] for pair in at]) for side in (0, 1))
-                good.append(late > 2 * early)
-                said.append(f"{early:.2g} and {late:.2g} % at {amount:g}")
-    return Verdict(
-        "With two layers it is a later phase: the linear part is learned first, the even part after it (a review)",
-        _judge_all(good) if good else NOT_TESTABLE,
-        "not linear at half the loss and at the end: " + _told(said),
     )
 
 

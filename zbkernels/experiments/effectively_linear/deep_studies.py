@@ -68,7 +68,13 @@ def twins(depth: int, width: int, end: float, seeds: Sequence[int]) -> dict[str,
     p = torch.full((len(x),), 1 / len(x), dtype=torch.float64)
     y = x[:, :1] - 0.5 * x[:, 1:2] + 0.3 * x[:, 2:3] ** 3
     upper, start = _rank_one(depth, width, features, seeds, 0.4)
-    settings = {"own_clock": False, "points": 41, "method": "DOP853", "rtol": 1e-10, "atol": 1e-13}
+    settings: dict[str, Any] = {
+        "own_clock": False,
+        "points": 41,
+        "method": "DOP853",
+        "rtol": 1e-10,
+        "atol": 1e-13,
+    }
     linear = solve(Problem(x, y, p, 1.0), upper, end / 2, **settings)
     relu = solve(Problem(x, y, p, 0.0), start, end, **settings)
     loose = {**settings, **ACCURACY["relu"]}
