@@ -29,12 +29,13 @@ EXPERIMENTS: dict[str, str] = {
     "spectra": "zbkernels.experiments.spectra",
     "dual-activations": "zbkernels.experiments.dual_activations",
     "chernoff": "zbkernels.experiments.chernoff",
-    "trained-kernels": "zbkernels.experiments.exchangeability.trained_kernels",
-    "kernel-drift": "zbkernels.experiments.exchangeability.kernel_drift",
     "ntk-bias": "zbkernels.experiments.ntk_bias",
-    "random-kernels": "zbkernels.experiments.exchangeability.random_kernels",
     "odd-functions": "zbkernels.experiments.effectively_linear.odd_functions",
     "linear-dynamics": "zbkernels.experiments.effectively_linear.linear_dynamics",
+    "deep-linear": "zbkernels.experiments.effectively_linear.deep_linear",
+    "random-kernels": "zbkernels.experiments.exchangeability.random_kernels",
+    "trained-kernels": "zbkernels.experiments.exchangeability.trained_kernels",
+    "kernel-drift": "zbkernels.experiments.exchangeability.kernel_drift",
 }
 
 
