@@ -32,8 +32,8 @@ Problem make_problem(const Tensor& u, const Tensor& v, const Tensor& angles, con
     STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == u.size(1), op,
                     ": expected bias of shape [n] with n = ", u.size(1), ", got ", shape_text(*bias));
   }
-  return {u.size(0), u.size(1), angles.size(angles.dim() - 1), angles.dim() == 2, normalized,
-          u.scalar_type()};
+  return {u.size(0),         u.size(1),  angles.size(angles.dim() - 1),
+          angles.dim() == 2, normalized, u.scalar_type()};
 }
 
 Inputs make_inputs(const Tensor& u, const Tensor& v, const Tensor& angles, const Bias& bias) {

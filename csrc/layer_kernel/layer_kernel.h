@@ -15,8 +15,8 @@ namespace zb::layer_kernel {
 using Bias = std::optional<Tensor>;
 
 struct Problem {
-  int64_t P, n, A;   // u, v [P, n]; out [P, A]
-  bool own_angles;   // angles [P, A]; else [A], the same for every pair
+  int64_t P, n, A;  // u, v [P, n]; out [P, A]
+  bool own_angles;  // angles [P, A]; else [A], the same for every pair
   bool normalized;
   ScalarType dtype;  // of u, v, bias and out
 };
@@ -51,7 +51,7 @@ Tensor layer_kernel(Tensor u, Tensor v, Tensor angles, Bias bias, bool normalize
 #ifdef __CUDACC__
 __host__ __device__
 #endif
-inline double value_of_sums(double a2, double ar, double r2, int64_t n, bool normalized) {
+    inline double value_of_sums(double a2, double ar, double r2, int64_t n, bool normalized) {
   return normalized ? ar / (std::sqrt(a2) * std::sqrt(r2)) : ar / static_cast<double>(n);
 }
 

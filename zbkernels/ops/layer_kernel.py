@@ -346,11 +346,26 @@ def _emulated_forward(
 
 
 # Their ``can_run`` takes (u, v, shape of angles, whether there is a bias, normalized); ``run`` the tensors.
+TRITON = _backend.triton_kernel("layer_kernel", _backend.triton_function("layer_kernel", "forward"))
 KERNELS = (
     _backend.library_kernel("cpu", "layer_kernel"),
     _backend.library_kernel("cuda", "layer_kernel"),
+    TRITON,
+    *_backend.emulated_kernels(_emulated_forward),
     _backend.reference_kernel(_reference_forward),
 )
+
+
+def _cuda_fallback(
+    u: torch.Tensor,
+    v: torch.Tensor,
+    angles: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    normalized: bool = True,
+) -> torch.Tensor:
+    refused = TRITON.can_run(u, v, tuple(angles.shape), bias is not None, normalized)
+    return (_reference_forward if refused else TRITON.run)(u, v, angles, bias, normalized)
 
 
 def _arguments(
@@ -382,4 +397,4 @@ OP = Op(
     kernels=KERNELS,
     opaque=OPAQUE,
 )
-register(OP, fake=fake, vmap=vmap, autograd=autograd)
+register(OP, fake=fake, vmap=vmap, autograd=autograd, cuda_fallback=_cuda_fallback)

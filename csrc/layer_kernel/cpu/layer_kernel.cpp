@@ -118,8 +118,8 @@ void over_pairs(const Call& call) {
 void over_runs(const Call& call) {
   const int64_t runs = call.runs(), sums = call.sums();
   static thread_local Arena memory;
-  auto* all = static_cast<double*>(
-      memory.get((call.p.P * runs + 1) * sums * static_cast<int64_t>(sizeof(double))));
+  auto* all =
+      static_cast<double*>(memory.get((call.p.P * runs + 1) * sums * static_cast<int64_t>(sizeof(double))));
   double* total = all + call.p.P * runs * sums;
   parallel_tasks(call.p.P * runs,
                  [&](int64_t task) { call.run(task / runs, task % runs, all + task * sums); });
