@@ -30,14 +30,19 @@ Loop loop() {
   return {portable::add_sums, "layer_kernel portable"};
 }
 
-// (cos, sin) of every angle, as the sums have them.
 template <class T>
-void turn_table(const double* angles, int64_t count, T* turns) {
+Turn<T> turn_of(double angle) {
+  const double cos = std::cos(angle), sin = std::sin(angle);
+  const bool by_u = std::abs(cos) >= std::abs(sin);
+  const double large = by_u ? cos : sin, scale = std::abs(large);
+  const Side side = by_u ? (large < 0 ? kMinusU : kU) : (large < 0 ? kMinusV : kV);
+  return {static_cast<T>(cos), static_cast<T>(sin), static_cast<T>((by_u ? sin : cos) / scale), side, scale};
+}
+
+template <class T>
+void turn_table(const double* angles, int64_t count, Turn<T>* turns) {
   parallel_for(0, count, 4096, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      turns[2 * i] = static_cast<T>(std::cos(angles[i]));
-      turns[2 * i + 1] = static_cast<T>(std::sin(angles[i]));
-    }
+    for (int64_t i = begin; i < end; ++i) turns[i] = turn_of<T>(angles[i]);
   });
 }
 
@@ -134,11 +139,12 @@ void over_runs(const Call& call) {
 void forward(const Problem& p, const Inputs& in, Tensor& out) {
   static thread_local Arena memory;
   const bool wide = p.dtype == ScalarType::Double;
-  const int64_t angles = in.angles.numel(), bytes = 2 * (wide ? 8 : 4);
+  const int64_t angles = in.angles.numel();
+  const int64_t bytes = static_cast<int64_t>(wide ? sizeof(Turn<double>) : sizeof(Turn<float>));
   void* turns = memory.get(angles * bytes);
   const auto* from = static_cast<const double*>(in.angles.const_data_ptr());
-  wide ? turn_table(from, angles, static_cast<double*>(turns))
-       : turn_table(from, angles, static_cast<float*>(turns));
+  wide ? turn_table(from, angles, static_cast<Turn<double>*>(turns))
+       : turn_table(from, angles, static_cast<Turn<float>*>(turns));
   const Call call{p,     in,     nap::element_of(p.dtype), static_cast<const char*>(turns),
                   bytes, loop(), out.mutable_data_ptr()};
   const bool few = p.P < kTasksOfThread * thread_count() && call.runs() > 1 && thread_count() > 1;
