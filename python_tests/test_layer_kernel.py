@@ -45,11 +45,12 @@ def fault(u: Tensor, v: Tensor, angles: Tensor, bias: Tensor | None = None, **op
 
 
 def test_many_random_units_give_the_arc_cosine_kernel() -> None:
-    """(sin t + (pi - t) cos t) / pi, within five standard deviations of a mean over n units (measured: 0.7 / sqrt(n))."""
+    """(sin t + (pi - t) cos t) / pi, within five standard deviations: over 4000 layers of 4000 units one was at most
+    0.79 / sqrt(n), and 1.10 / sqrt(n) of the sums that are not normalised."""
     n, t = 400_000, torch.linspace(0, math.pi, 13)
     want = (t.sin() + (math.pi - t) * t.cos()) / math.pi
     got = zb.layer_kernel(draw(2, n), draw(2, n, seed=1), t)
-    assert (got - want).abs().max() < 5 * 0.7 / n**0.5
+    assert (got - want).abs().max() < 5 * 0.79 / n**0.5
     plain = zb.layer_kernel(draw(2, n), draw(2, n, seed=1), t, normalized=False)
     assert (plain - want / 2).abs().max() < 5 * 1.1 / n**0.5  # E relu(u)^2 is 1/2
 
