@@ -36,15 +36,12 @@ class AngleProblem:
             return (scale * torch.randn(rows, columns, generator=seed, device=device)).to(dtype)
 
         self.angles = torch.linspace(0, math.pi, case.angles, device=device)
-        if case.mode == "sums":
-            self.inputs = draw(case.pairs, case.n), draw(case.pairs, case.n)
-            exact = with_sums_of_torch(*(t.double() for t in self.inputs), self.angles)
-        else:
-            x, p = draw(case.pairs, case.d), draw(case.pairs, case.d)
-            weight = draw(case.n, case.d, (2 / case.d) ** 0.5)
-            self.inputs = (x, p, weight)
-            exact = with_products_shared(*(t.double() for t in self.inputs), self.angles)
-        self.expected = exact
+        rows = case.d or case.n
+        self.inputs = [draw(case.pairs, rows), draw(case.pairs, rows)]
+        if case.mode == "kernel":
+            self.inputs.append(draw(case.n, case.d, (2 / case.d) ** 0.5))
+        exact: Callable[..., torch.Tensor] = self._forms()[-1][1]
+        self.expected = exact(*(t.double() for t in self.inputs), self.angles)
 
     def error(self, outputs: Sequence[torch.Tensor]) -> float:
         """The relative error of all values."""
@@ -56,13 +53,16 @@ class AngleProblem:
         found = [Contestant("ours", lambda: self._call(self._ours), ours=True)]
         if self.device.startswith("cuda"):
             found += [self.backend(name) for name in ("cuda", "triton")]
-        forms = {"": with_a_product_each, ", shared": with_products_shared}
-        if self.case.mode == "sums":
-            forms = {"": with_sums_of_torch}
-        for which, form in forms.items():
+        for which, form in self._forms():
             found.append(self._contestant(f"eager{which}", form))
             found.append(self._contestant(f"compile{which}", form, compile_it=True))
         return found
+
+    def _forms(self) -> list[tuple[str, Callable[..., torch.Tensor]]]:
+        """In plain torch, the best last."""
+        if self.case.mode == "sums":
+            return [("", with_sums_of_torch)]
+        return [("", with_a_product_each), (", shared", with_products_shared)]
 
     def _contestant(self, name: str, form: Callable, *, compile_it: bool = False) -> Contestant:
         return Contestant(
@@ -79,10 +79,10 @@ class AngleProblem:
         return call
 
     def _ours(self, *tensors: torch.Tensor) -> torch.Tensor:
-        *inputs, angles = tensors
         if self.case.mode == "sums":
-            return zb.layer_kernel(*inputs, angles)
-        x, p, weight = inputs
+            u, v, angles = tensors
+            return zb.layer_kernel(u, v, angles)
+        x, p, weight, angles = tensors
         return zb.layer_kernel(x @ weight.T, p @ weight.T, angles)
 
     def backend(self, backend: str) -> Contestant:
