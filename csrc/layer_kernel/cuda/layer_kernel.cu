@@ -41,34 +41,24 @@ ZB_DEVICE S relu(S v) {
   return v < 0 ? S(0) : v;
 }
 
-template <class S>
-__global__ void __launch_bounds__(kThreads) turn_table(const double* angles, int64_t count, S* turns) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * kThreads) {
-    turns[2 * i] = static_cast<S>(std::cos(angles[i]));
-    turns[2 * i + 1] = static_cast<S>(std::sin(angles[i]));
-  }
-}
-
-// Afterwards sums[0] of lane i is the sum over the warp's lanes of sums[i].
-template <class S>
+// Afterwards sums[0] of lane i is the sum over the warp's lanes of sums[i]. By recursion: of a loop over
+// `apart` the compiler makes one at run time, and keeps the sums in local memory for it.
+template <int apart = 16, class S>
 ZB_DEVICE void spread_sums(S (&sums)[32], int lane) {
+  const bool upper = (lane & apart) != 0;
 #pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) {
-    const bool upper = (lane & apart) != 0;
-#pragma unroll
-    for (int i = 0; i < apart; ++i) {
-      const S mine = upper ? sums[i + apart] : sums[i], given = upper ? sums[i] : sums[i + apart];
-      sums[i] = mine + __shfl_xor_sync(cuda::kWholeWarp, given, apart);
-    }
+  for (int i = 0; i < apart; ++i) {
+    const S mine = upper ? sums[i + apart] : sums[i], given = upper ? sums[i] : sums[i + apart];
+    sums[i] = mine + __shfl_xor_sync(cuda::kWholeWarp, given, apart);
   }
+  if constexpr (apart > 1) spread_sums<apart / 2>(sums, lane);
 }
 
 // to [P, parts, 1 + 2 A]: of each part of a pair's units the sum of a², and of a r and r² at each angle.
-// turn_step: from a pair's (cos, sin) to the next's, 0 where all have the same.
+// turn_step: from a pair's cosines and sines to the next's, 0 where all have the same.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    part_sums(Layer<T> layer, const Sum<T>* turns, int64_t turn_step, double* to) {
+    part_sums(Layer<T> layer, const Sum<T>* cosines, const Sum<T>* sines, int64_t turn_step, double* to) {
   using S = Sum<T>;
   ZB_SHARED_ARRAY(S, of_warps, 32 * kWarps);
   const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32;
@@ -97,14 +87,14 @@ __global__ void __launch_bounds__(kThreads)
       own[0] = total;
     }
     __syncthreads();
-    const S* const turn = turns + pair * turn_step;
+    const S *const cosine = cosines + pair * turn_step, *const sine = sines + pair * turn_step;
 #pragma unroll 1
     for (int64_t first = 0; first < layer.A; first += kAngles) {
       S sums[2 * kAngles];
 #pragma unroll
       for (int k = 0; k < kAngles; ++k) {
         const bool there = first + k < layer.A;
-        const S c = there ? turn[2 * (first + k)] : S(0), s = there ? turn[2 * (first + k) + 1] : S(0);
+        const S c = there ? cosine[first + k] : S(0), s = there ? sine[first + k] : S(0);
         S cross = 0, length = 0;
 #pragma unroll
         for (int j = 0; j < kUnits<T>; ++j) {
@@ -142,13 +132,20 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// torch's cosine or sine, in float64, as the sums have them: the device's own would bring a stack into a
+// kernel.
+template <class T>
+Tensor of_angles(const char* function, const Tensor& angles) {
+  std::array<StableIValue, 1> stack{torch::stable::detail::from(angles)};
+  ZB_TORCH_CALL(torch_call_dispatcher(function, "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::to(torch::stable::detail::to<Tensor>(stack[0]), cuda::sum_dtype<T>());
+}
+
 template <class T>
 void run(const cuda::Place& place, const Problem& p, const Inputs& in, Tensor& out) {
-  const int64_t parts = cuda::pieces(p.n, kBlockUnits<T>), angles = in.angles.numel();
-  const Tensor turns = empty_on(in.u, {angles, 2}, cuda::sum_dtype<T>());
+  const int64_t parts = cuda::pieces(p.n, kBlockUnits<T>);
+  const Tensor cosines = of_angles<T>("aten::cos", in.angles), sines = of_angles<T>("aten::sin", in.angles);
   const Tensor sums = empty_on(in.u, {p.P, parts, 1 + 2 * p.A}, ScalarType::Double);
-  cuda::launch(place, "layer_kernel turns", turn_table<Sum<T>>, cuda::pieces(angles, kThreads), kThreads, 0,
-               cuda::read<double>(in.angles), angles, cuda::write<Sum<T>>(turns));
   const Layer<T> layer{cuda::read<T>(in.u),
                        cuda::read<T>(in.v),
                        static_cast<const T*>(in.bias_data()),
@@ -158,7 +155,8 @@ void run(const cuda::Place& place, const Problem& p, const Inputs& in, Tensor& o
                        p.n,
                        p.A};
   cuda::launch(place, "layer_kernel sums", part_sums<T>, p.P * parts, kThreads, 0, layer,
-               cuda::read<Sum<T>>(turns), p.own_angles ? 2 * p.A : 0, cuda::write<double>(sums));
+               cuda::read<Sum<T>>(cosines), cuda::read<Sum<T>>(sines), p.own_angles ? p.A : 0,
+               cuda::write<double>(sums));
   cuda::launch(place, "layer_kernel values", values<T>, cuda::pieces(p.P * p.A, kThreads), kThreads, 0,
                cuda::read<double>(sums), parts, p.P, p.A, p.n, p.normalized, cuda::write<T>(out));
 }
