@@ -25,6 +25,7 @@ from zbkernels.triton import (
     conv_tiles,
     dual_gram,
     dual_matvec,
+    layer_kernel,
     linear_relu,
     nap_frequency,
     nap_group,
@@ -128,6 +129,12 @@ def matvec(dtype: torch.dtype = f32, activation: str = "relu", rows: int = 30000
     dual_matvec.forward(x, y, v, "ntk", activation, 3, 2**0.5, 0.1, "all")
 
 
+def layer(dtype: torch.dtype = f32, biased: bool = False, own_angles: bool = False) -> None:
+    u, v = meta(64, 3072, dtype=dtype), meta(64, 3072, dtype=dtype)
+    angles = meta(*((64, 32) if own_angles else (32,)), dtype=f32)
+    layer_kernel.forward(u, v, angles, meta(3072, dtype=dtype) if biased else None, True)
+
+
 GENERAL = "conv_act_pool_kernel"
 TILED = "conv_tiles_kernel"
 
@@ -202,6 +209,12 @@ CASES: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
     "matvec": (matvec, ("matvec_kernel",)),
     "matvec f64, erf, 16 rows": (lambda: matvec(f64, "erf", 16), ("matvec_kernel",)),
     "matvec GELU, 16 rows": (lambda: matvec(f32, "gelu", 16), ("matvec_kernel",)),
+    "layer f32": (layer, ("layer_sums_kernel",)),
+    "layer bf16, bias, angles of each pair": (
+        lambda: layer(bf16, biased=True, own_angles=True),
+        ("layer_sums_kernel",),
+    ),
+    "layer f64": (lambda: layer(f64), ("layer_sums_kernel",)),
 }
 
 

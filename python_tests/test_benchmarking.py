@@ -36,6 +36,8 @@ from zbkernels.benchmarking.nap import NapProblem
 from zbkernels.benchmarking.onnx_nodes import nodes_of
 from zbkernels.benchmarking.runner import Settings
 from zbkernels.benchmarking.shape_class import class_of, public_call
+from zbkernels.benchmarking.trained_kernel_cases import AngleCase, IterationCase
+from zbkernels.benchmarking.trained_kernels import autoencoder, plain_layer
 from zbkernels.models import ARCHITECTURES, Architecture, Conv, Linear, Residual, ResNet, build
 from zbkernels.ops import OPS
 
@@ -132,6 +134,41 @@ def test_kernels_of_infinite_networks_are_checked(case: DualCase, no_compile: No
     assert case.flops == 2 * case.n * case.m * (case.d + case.p)
     args, options = public_call(case)
     assert OPS[case.op].public(*args, **options).shape == (case.n, case.p or case.m)
+
+
+@pytest.mark.parametrize("mode", ["kernel", "sums"])
+def test_kernels_over_angles_are_checked(mode: str, no_compile: None) -> None:
+    """Ours and both forms in torch agree with float64, and a wrong value is found."""
+    case = AngleCase("k", 3, 40 if mode == "kernel" else 0, 50, 5, mode)
+    prepared = runner.prepare(case, FAST)
+    shared = {"eager, shared"} if mode == "kernel" else set()
+    assert set(prepared.calls) == {"ours", "eager"} | shared
+    wrong = prepared.calls["ours"]().clone()
+    wrong[2, 3] *= 1.001
+    assert prepared.problem.error([wrong]) > prepared.tolerance
+    assert case.flops == 3 * 50 * (4 * case.d + 9 * 5)
+    args, options = public_call(case)
+    assert OPS[case.op].public(*args, **options).shape == (3, 5)
+
+
+def test_an_iteration_is_checked_and_trains(no_compile: None) -> None:
+    """Loss, output and every gradient agree with float64, and go on doing so after steps of the optimizer."""
+    case = IterationCase("i", 9, 40, 3)
+    prepared = runner.prepare(case, FAST)
+    assert set(prepared.calls) == {"ours", "eager"}
+    for _ in range(20):
+        outputs = list(prepared.calls["ours"]())
+    assert prepared.problem.error(outputs) <= prepared.tolerance
+    state = prepared.problem.optimizer.state[prepared.problem.weights[0]]
+    assert state["step"] >= 22 and state["exp_avg"].abs().max() > 0
+    assert prepared.problem.error([outputs[0], outputs[1] * 1.001, *outputs[2:]]) > prepared.tolerance
+    with pytest.raises(Wrong, match=r"gradient of weight 3: error 0\.001"):
+        prepared.problem.error([*outputs[:-1], outputs[-1] * 1.001])
+    with FlopCounterMode(display=False) as counted:
+        loss, _ = autoencoder(plain_layer)(prepared.problem.x, *prepared.problem.weights)
+        loss.backward()
+    assert case.flops == counted.get_total_flops()
+    assert class_of(case) == ""
 
 
 def test_names_are_unique_within_a_suite_and_mode() -> None:

@@ -46,10 +46,11 @@ def defined(op: Op, values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...
 def slack(op: Op, sample: Sample, dtype: torch.dtype) -> float:
     """What an error may be beside the reference's own, relative to the largest value.
 
-    In float64 the kernels of infinite networks are compared with that reference, which then has no error of its own:
-    each adds up the features in its order, and an angle of 0 or 180 degrees is found to the root of eps.
+    In float64 the kernels of networks are compared with that reference, which then has no error of its own: each adds
+    up its features or units in its own order, and an angle of 0 or 180 degrees between inputs is found to the root of
+    eps.
     """
-    if not op.name.startswith("dual_") or dtype != torch.float64:
+    if not op.name.startswith(("dual_", "layer_kernel")) or dtype != torch.float64:
         return 0.0
     eps = torch.finfo(dtype).eps
     return eps**0.5 if "antipodes" in sample.label else 16 * eps
@@ -57,6 +58,8 @@ def slack(op: Op, sample: Sample, dtype: torch.dtype) -> float:
 
 def whole_slack(op: Op, dtype: torch.dtype) -> float:
     """As :func:`slack` on whole numbers, among which there are antipodes."""
+    if op.name == "layer_kernel":
+        return 16 * torch.finfo(dtype).eps
     return torch.finfo(dtype).eps ** 0.5 if op.name.startswith("dual_") else 0.0
 
 
@@ -109,7 +112,7 @@ def test_exact_on_whole_numbers(op: Op, dtype: torch.dtype, device: str, highest
         rounds = (
             sample.kwargs.get("pool") == "avg"
             or sample.kwargs.get("negative_slope", 0) not in (0, 1, 0.5)
-            or op.name.startswith("dual_")  # angles are no whole numbers
+            or op.name.startswith(("dual_", "layer_kernel"))  # angles are no whole numbers
         )
         same, exact = call(op.reference, sample), float64_reference(op, sample)
         if (
@@ -727,8 +730,8 @@ def test_explain_checks_what_the_op_checks(op: Op, device: str) -> None:
             call_it(*wrong)
     with pytest.raises(TypeError, match=f"explain: {op.name}: missing a required argument"):
         zb.explain(op.name)
-    with pytest.raises(TypeError, match=f"explain: {op.name}: got an unexpected keyword argument 'bias'"):
-        zb.explain(op.name, *sample.args, bias=None, **sample.kwargs)
+    with pytest.raises(TypeError, match=f"explain: {op.name}: got an unexpected keyword argument 'offset'"):
+        zb.explain(op.name, *sample.args, offset=None, **sample.kwargs)
     by_keyword = dict(zip(inspect.signature(op.public).parameters, sample.args, strict=False))
     want = zb.explain(op.name, *sample.args, **sample.kwargs)
     assert zb.explain(op.name, **by_keyword, **sample.kwargs) == want
@@ -930,6 +933,40 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ),
     ("nap_frequency", (SIG, -1), {}, ValueError, r"expected 0 <= F <= 128, the bits of sig \[3, 2\], got -1"),
     ("nap_frequency", (SIG, "2"), {}, TypeError, "expected F to be an int, got '2'"),
+    ("layer_kernel", (ROWS[0], V[0], V[0]), {}, ValueError, r"expected u of shape \[P, n\], got \[7\]"),
+    ("layer_kernel", (ROWS, V, V[0]), {}, ValueError, r"expected v of u's shape \[5, 7\], got \[9, 7\]"),
+    (
+        "layer_kernel",
+        (ROWS, ROWS, V),
+        {},
+        ValueError,
+        r"angles of shape \[A\] or \[P, A\] with P = 5, got \[9, 7\]",
+    ),
+    ("layer_kernel", (ROWS, ROWS, V[0, 0]), {}, ValueError, r"angles of shape .* got \[\]"),
+    ("layer_kernel", (ROWS, ROWS, V[0].int()), {}, TypeError, "expected angles of dtype .* got torch.int32"),
+    (
+        "layer_kernel",
+        (ROWS, ROWS.half(), V[0]),
+        {},
+        TypeError,
+        "of one dtype, got torch.float32 and torch.float16",
+    ),
+    (
+        "layer_kernel",
+        (ROWS, ROWS, V[0], V[0, :6]),
+        {},
+        ValueError,
+        r"bias of shape \[n\] with n = 7, got \[6\]",
+    ),
+    ("layer_kernel", (ROWS, ROWS, V[0], V[0].double()), {}, TypeError, "u and bias of one dtype"),
+    (
+        "layer_kernel",
+        (ROWS, ROWS, V[0].to("meta")),
+        {},
+        ValueError,
+        "u and angles on one device, got cpu and meta",
+    ),
+    ("layer_kernel", (ROWS.numpy(), ROWS, V[0]), {}, TypeError, "expected u to be a tensor, got ndarray"),
     ("nap_hash", (SIG.double(),), {}, TypeError, "expected sig of dtype int64 .* got torch.float64"),
     ("nap_hash", (SIG[0],), {}, ValueError, r"expected sig of shape \[N, words\], got \[2\]"),
     ("nap_group", (SIG.int(),), {}, TypeError, "expected sig of dtype int64 .* got torch.int32"),

@@ -56,6 +56,7 @@ def calls(device: str) -> list[Call]:
         Call("nap_frequency", (words,), lambda sig: (zb.nap_frequency(sig, 1000),)),
         Call("dual_gram", linear, lambda x, y: (zb.dual_gram(x, y, kernel="ntk", depth=2),)),
         Call("dual_matvec", (rows, weight, draw(70, 3)), lambda x, y, v: (zb.dual_matvec(x, y, v, depth=2),)),
+        Call("layer_kernel", (rows, draw(67, 300), draw(9)), lambda u, v, t: (zb.layer_kernel(u, v, t),)),
     ]
 
 

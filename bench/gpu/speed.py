@@ -31,6 +31,7 @@ from zbkernels.benchmarking.runner import (
     problem_of,
 )
 from zbkernels.benchmarking.shape_class import class_of
+from zbkernels.benchmarking.trained_kernel_cases import AngleCase, IterationCase
 
 HALF = ("-f16", "-bf16")
 CORE = ("mnist1", "fashion2", "cifar1", "cifar2", "res9", "vgg5", "stem")
@@ -60,7 +61,10 @@ ROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("nap", "topk"): ("topk-large", "topk-one-large"),
     ("nap", "group"): ("group", "group-distinct"),
     ("nap", "frequency"): ("frequency-large",),
+    ("trained-kernels", "kernel"): ("kernel-3072", "kernel-3072-bf16"),
+    ("trained-kernels", "train"): ("iteration-3072", "iteration-3072-bf16"),
 }
+SUITES = ("conv", "linear", "nap", "trained-kernels")
 # With torch.compile, the most telling first.
 COMPILED = [
     ("conv", "forward", "cifar2-b512-f16"),
@@ -79,7 +83,7 @@ COMPILED = [
 
 def chosen_cases() -> list[Case]:
     """The cases of :data:`ROWS`, in their order."""
-    by_key = {(case.suite, case.mode, case.name): case for case in select(device="cuda")}
+    by_key = {(case.suite, case.mode, case.name): case for case in select(SUITES, device="cuda")}
     return [by_key[suite, mode, name] for (suite, mode), names in ROWS.items() for name in names]
 
 
@@ -184,6 +188,10 @@ def shrunk(case: Case) -> Case:
         return dataclasses.replace(case, n=5, fan_in=70, fan_out=66)
     if isinstance(case, PatternCase):
         return dataclasses.replace(case, n=min(case.n, 5), m=min(case.m, 9), f=130)
+    if isinstance(case, AngleCase):
+        return dataclasses.replace(case, pairs=3, d=40, n=50, angles=5)
+    if isinstance(case, IterationCase):
+        return dataclasses.replace(case, n=9, width=40)
     return dataclasses.replace(case, n=5, f=130)
 
 

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from zbkernels.benchmarking import trained_kernel_cases
+from zbkernels.benchmarking.trained_kernel_cases import AngleCase, IterationCase
 from zbkernels.models import ARCHITECTURES, build
 
 CLASSES = 10  # of the models' images
@@ -361,7 +363,7 @@ class DualCase:
         return text + (", with itself" if self.same else "")
 
 
-Case = ConvCase | LinearCase | NapCase | PatternCase | ModelCase | DualCase
+Case = ConvCase | LinearCase | NapCase | PatternCase | ModelCase | DualCase | AngleCase | IterationCase
 AnyCase = TypeVar("AnyCase", ConvCase, LinearCase, NapCase)
 
 
@@ -487,6 +489,7 @@ SUITES: dict[str, list[Case]] = {
     "linear": [*_linear_cases()],
     "nap": [*_nap_cases()],
     "infinite": [*_infinite_cases()],
+    "trained-kernels": [*trained_kernel_cases.cases()],
     "models": [
         # Two cores take seconds for each sample of a large network at 512 images; a card has those rows.
         *_model_cases(
@@ -536,6 +539,7 @@ def _cuda_cases() -> dict[str, list[Case]]:
             PatternCase("topk-one-large", 1, 1_000_000, 1024, "topk", 5),
             PatternCase("frequency-large", 1_000_000, 0, 1024, "frequency"),
         ],
+        "trained-kernels": [*trained_kernel_cases.cuda_cases()],
         "models": [
             *_model_cases(
                 {(model, mode): (512,) for model in ("resnet9", "vgg11") for mode in ("forward", "train")}
@@ -556,6 +560,7 @@ QUICK = {
     ("nap", "unpack", "unpack"),
     ("infinite", "gram-2k", "gram"),
     ("infinite", "matvec-2k-784-p1", "matvec"),
+    ("trained-kernels", "kernel-784", "kernel"),
     ("models", "cnn-fashion-b32", "forward"),
 }
 

@@ -14,6 +14,7 @@ from zbkernels.benchmarking.ceilings import Ceilings
 from zbkernels.benchmarking.check import Wrong, tolerance
 from zbkernels.benchmarking.contestants import Absent, torch_threads
 from zbkernels.benchmarking.timing import CudaClock, Times, best, interleave
+from zbkernels.benchmarking.trained_kernel_cases import AngleCase, IterationCase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,14 @@ def problem_of(case: Case, device: str, threads: int) -> Any:
         from zbkernels.benchmarking.infinite import DualProblem
 
         return DualProblem(case, device, threads)
+    if isinstance(case, AngleCase):
+        from zbkernels.benchmarking.trained_kernels import AngleProblem
+
+        return AngleProblem(case, device, threads)
+    if isinstance(case, IterationCase):
+        from zbkernels.benchmarking.trained_kernels import IterationProblem
+
+        return IterationProblem(case, device, threads)
     if isinstance(case, ModelCase):
         from zbkernels.benchmarking.models import ModelProblem
 

@@ -15,6 +15,7 @@ from zbkernels.benchmarking.cases import (
     NapCase,
     PatternCase,
 )
+from zbkernels.benchmarking.trained_kernel_cases import AngleCase, IterationCase
 from zbkernels.ops import OPS
 
 
@@ -23,7 +24,7 @@ def class_of(case: Case) -> str:
 
     "" where the op has none: nothing is chosen by measurement there. Nor is a whole model.
     """
-    if isinstance(case, ModelCase):
+    if isinstance(case, ModelCase | IterationCase):
         return ""
     op = OPS[case.op]
     if op.shape_class is None:
@@ -56,6 +57,9 @@ def public_call(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(case, DualCase):
         x1, x2 = empty(case.n, case.d), empty(case.m, case.d)
         return (x1, x2) if case.mode == "gram" else (x1, x2, empty(case.m, case.p)), dict(case.options)
+    if isinstance(case, AngleCase):
+        u, v = empty(case.pairs, case.n), empty(case.pairs, case.n)
+        return (u, v, empty(case.angles, dtype="float32")), {}
     if isinstance(case, PatternCase):
         rows, database = (empty(n, (case.f + 63) // 64, dtype="int64") for n in (case.n, case.m))
         return {

@@ -141,7 +141,7 @@ def _backward_run(
             here = [t.to(total.dtype) for t, total in zip(inputs, totals, strict=True)]
             here[2] = here[2][..., i : i + 1]
             here = [t.detach().requires_grad_() for t in here]
-            value = plain(*here[:3], here[3] if len(here) == 4 else None, normalized)
+            value = plain(here[0], here[1], here[2], here[3] if len(here) == 4 else None, normalized)
             parts = torch.autograd.grad(value, here, grad.detach()[:, i : i + 1].to(value.dtype))
             for k, part in enumerate(parts):
                 into = totals[k][..., i : i + 1] if k == 2 else totals[k]
@@ -171,7 +171,7 @@ def _differentiable_backward(grad: torch.Tensor, inputs: _Inputs, normalized: bo
     with torch.enable_grad():
         # Views, so that the gradients stay apart where u is v.
         seen = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in given]
-        value = plain(*seen[:3], seen[3] if len(seen) == 4 else None, normalized)
+        value = plain(seen[0], seen[1], seen[2], seen[3] if len(seen) == 4 else None, normalized)
         if not value.requires_grad:  # no angles
             return [torch.zeros_like(t) for t in given]
         return list(torch.autograd.grad(value, seen, grad, create_graph=True))
@@ -346,11 +346,26 @@ def _emulated_forward(
 
 
 # Their ``can_run`` takes (u, v, shape of angles, whether there is a bias, normalized); ``run`` the tensors.
+TRITON = _backend.triton_kernel("layer_kernel", _backend.triton_function("layer_kernel", "forward"))
 KERNELS = (
     _backend.library_kernel("cpu", "layer_kernel"),
     _backend.library_kernel("cuda", "layer_kernel"),
+    TRITON,
+    *_backend.emulated_kernels(_emulated_forward),
     _backend.reference_kernel(_reference_forward),
 )
+
+
+def _cuda_fallback(
+    u: torch.Tensor,
+    v: torch.Tensor,
+    angles: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    normalized: bool = True,
+) -> torch.Tensor:
+    refused = TRITON.can_run(u, v, tuple(angles.shape), bias is not None, normalized)
+    return (_reference_forward if refused else TRITON.run)(u, v, angles, bias, normalized)
 
 
 def _arguments(
@@ -382,4 +397,4 @@ OP = Op(
     kernels=KERNELS,
     opaque=OPAQUE,
 )
-register(OP, fake=fake, vmap=vmap, autograd=autograd)
+register(OP, fake=fake, vmap=vmap, autograd=autograd, cuda_fallback=_cuda_fallback)
