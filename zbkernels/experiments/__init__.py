@@ -30,6 +30,8 @@ EXPERIMENTS: dict[str, str] = {
     "dual-activations": "zbkernels.experiments.dual_activations",
     "chernoff": "zbkernels.experiments.chernoff",
     "ntk-bias": "zbkernels.experiments.ntk_bias",
+    "exchangeability": "zbkernels.experiments.exchangeability.symmetry",
+    "ergodic": "zbkernels.experiments.exchangeability.ergodic",
 }
 
 

@@ -1,0 +1,1 @@
+"""The experiments of "Exchangeability and Kernel Invariance in Trained MLPs"."""

@@ -1,0 +1,285 @@
+"""What Section 3 says of symmetries, each claim with the rule by which it is judged; and what it takes to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from zbkernels.exchangeability.symmetry_tests import SIDES, holm
+from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, Verdict
+
+START, SYMMETRIC = "start", "symmetric data"
+LEVEL = 0.05  # of a whole family of tests, by Holm's adjustment
+FIRST_STEP = 4.0  # units of rounding
+AMPLIFIED = 100.0  # times what one unit of rounding in each weight grows to
+DISTANT = 1e-4  # relative: far beyond rounding
+POWERFUL = 0.9
+
+Found = dict[str, Any]
+Test = tuple[str, int, str, float]  # (ensemble, layer, side, p)
+
+
+def verdicts(metrics: Found) -> list[Verdict]:
+    return [
+        *_permuting(metrics),
+        *_theorem(metrics),
+        _at_the_start(metrics),
+        _symmetric(metrics),
+        _weaker_than_iid(metrics),
+        _linked(metrics),
+        _one_network(metrics),
+        _level(metrics),
+        _power(metrics),
+        _planted_rule(metrics),
+    ]
+
+
+def trained_of(metrics: Found) -> list[Found]:
+    return [found for found in metrics["ensembles"] if found["name"] not in (START, SYMMETRIC)]
+
+
+def ensemble_of(metrics: Found, name: str) -> Found:
+    return next(found for found in metrics["ensembles"] if found["name"] == name)
+
+
+def tests_of(found: Found) -> Iterator[Test]:
+    """Of every layer's rows and columns."""
+    for layer in found["layers"]:
+        for side in SIDES:
+            yield found["name"], layer["layer"], side, layer[side]["p"]
+
+
+def is_of_pixels(metrics: Found, layer: int, side: str) -> bool:
+    """Whether these are the columns of the first layer or the rows of the last."""
+    return (layer, side) in ((1, "columns"), (len(metrics["layers"]) - 1, "rows"))
+
+
+def _permuting(metrics: Found) -> Iterator[Verdict]:
+    grown, first, ends = [], [], []
+    for found in metrics["permuted"]:
+        for precision in ("float64", "float32"):
+            eps, rows = found[precision]["eps"], found[precision]["rows"]
+            first.append(rows[1]["permuted"] / eps)
+            grown += [row["permuted"] / max(row["rounded"], eps) for row in rows[1:]]
+        double, single = (found[precision]["rows"][-1]["permuted"] for precision in ("float64", "float32"))
+        ends.append(f"{found['rule']} {double:.0e} ({single:.0e})")
+    rows = metrics["permuted"][0]["float64"]["rows"]
+    yield Verdict(
+        "Observation 4 with (7): units permuted before training give the trained network, permuted, to rounding",
+        HOLDS if max(first) <= FIRST_STEP and max(grown) <= AMPLIFIED else FAILS,
+        f"‖difference‖/‖weights‖ after {rows[1]['step']} step at most {max(first):.2g} units of rounding; at every later "
+        f"step at most {max(grown):.2g} times as far apart as a network and itself with one unit of rounding added to "
+        f"each weight before training. After {rows[-1]['step']:,} steps in float64 (float32): {'; '.join(ends)}",
+    )
+    shares = []
+    for found in metrics["permuted"]:
+        pairs = zip(found["float64"]["rows"][1:], found["float32"]["rows"][1:], strict=True)
+        amplification = [
+            (double["step"], double["permuted"] / found["float64"]["eps"], single["permuted"])
+            for double, single in pairs
+        ]
+        last = next((step for step, units, _ in reversed(amplification) if units <= 100), 0)
+        shares.append(f"{found['rule']} {last:,}")
+    lost = [found for found in metrics["permuted"] if found["float64"]["rows"][-1]["permuted"] > DISTANT]
+    yield Verdict(
+        "And stay it however long they train (ours: on a computer, whose sums depend on their order)",
+        FAILS if lost else HOLDS,
+        f"rounding is amplified; last compared step with at most 100 units of float64's: {'; '.join(shares)}",
+    )
+    controls = [
+        (found["rule"], name, row[name])
+        for found in metrics["permuted"]
+        for name in ("inputs", "uneven")
+        for row in found["float64"]["rows"][1:]
+        if name in row
+    ]
+    named = {"inputs": "columns of the first layer permuted too", "uneven": "a step size that depends on the unit"}
+    least = {name: min(value for _, kind, value in controls if kind == name) for name in named}
+    yield Verdict(
+        "What the theorem leaves out does not commute: input columns, and rules that treat units differently (ours)",
+        HOLDS if min(least.values()) > DISTANT else FAILS,
+        f"distance from the first step on, at least: {'; '.join(f'{named[n]} {v:.2g}' for n, v in least.items())}",
+    )
+
+
+def _passes(claim: str, tests: list[Test], note: str = "") -> Verdict:
+    """No test rejects at the level of the family."""
+    adjusted = holm([p for *_, p in tests])
+    name, layer, side, p = min(tests, key=lambda test: test[3])
+    return Verdict(
+        claim,
+        HOLDS if min(adjusted) > LEVEL else FAILS,
+        f"{len(tests)} tests, smallest p {p:.3g} ({_named(name, layer, side)}), adjusted for their number "
+        f"{min(adjusted):.2g}{note}",
+    )
+
+
+def _fails(claim: str, tests: list[Test], note: str = "") -> Verdict:
+    """Every test rejects at the level of the family."""
+    adjusted = holm([p for *_, p in tests])
+    name, layer, side, p = max(tests, key=lambda test: test[3])
+    return Verdict(
+        claim,
+        HOLDS if max(adjusted) <= LEVEL else FAILS,
+        f"{len(tests)} tests, largest p {p:.3g} ({_named(name, layer, side)}), adjusted {max(adjusted):.2g}{note}",
+    )
+
+
+def _named(name: str, layer: int, side: str) -> str:
+    return f"{name}, layer {layer}, {side}"
+
+
+def _theorem(metrics: Found) -> Iterator[Verdict]:
+    tests = [test for found in trained_of(metrics) for test in tests_of(found)]
+    last = len(metrics["layers"]) - 1
+    yield _passes(
+        "Theorem 5: trained inner layers are row and column exchangeable",
+        [test for test in tests if 1 < test[1] < last],
+    )
+    for layer, fine, broken, what in (
+        (1, "rows", "columns", "first"),
+        (last, "columns", "rows", "last"),
+    ):
+        yield _passes(
+            f"Theorem 5: the trained {what} layer is exchangeable in its {fine}",
+            [test for test in tests if test[1:3] == (layer, fine)],
+        )
+        sizes = [
+            f"{found['name']} {100 * found['layers'][layer - 1][broken]['unevenness']:.1f} %"
+            for found in trained_of(metrics)
+        ]
+        yield _fails(
+            f"Theorem 5: and is not in its {broken}",
+            [test for test in tests if test[1:3] == (layer, broken)],
+            f"; mean squares differ by {', '.join(sizes)} (standard deviation)",
+        )
+
+
+def _at_the_start(metrics: Found) -> Verdict:
+    return _passes(
+        "Before training rows and columns of all layers are exchangeable, so Theorem 5's last sentence needs t > 0 "
+        "(ours)",
+        list(tests_of(ensemble_of(metrics, START))),
+    )
+
+
+def _symmetric(metrics: Found) -> Verdict:
+    found = ensemble_of(metrics, SYMMETRIC)
+    losses = found["losses"]
+    return _passes(
+        "And it needs data that tell the coordinates apart: trained on all one-hot inputs at a time, columns of the "
+        "first layer and rows of the last stay exchangeable (ours)",
+        [test for test in tests_of(found) if is_of_pixels(metrics, test[1], test[2])],
+        f"; loss {losses[0]:.3g} to {losses[1]:.3g}",
+    )
+
+
+def _weaker_than_iid(metrics: Found) -> Verdict:
+    start = [layer["entries"] for layer in ensemble_of(metrics, START)["layers"] if layer["entries"]]
+    after = {
+        found["name"]: [layer["entries"] for layer in found["layers"] if layer["entries"]]
+        for found in trained_of(metrics)
+    }
+    everywhere = [p for values in after.values() for p in values]
+    apart = min(holm(start)) > LEVEL and max(holm(everywhere)) <= LEVEL
+    said = "; ".join(f"{name} {', '.join(f'{p:.2g}' for p in values)}" for name, values in after.items())
+    return Verdict(
+        "Figure 1: that is weaker than IID, which the inner layers no longer are (ours: permuting single entries)",
+        HOLDS if apart else FAILS,
+        f"p before training {', '.join(f'{p:.2g}' for p in start)}; after: {said}",
+    )
+
+
+def _linked(metrics: Found) -> Verdict:
+    start = [layer["linked"] for layer in ensemble_of(metrics, START)["layers"] if layer["linked"]]
+    after = [layer["linked"] for found in trained_of(metrics) for layer in found["layers"] if layer["linked"]]
+    return Verdict(
+        "Observation 4 permutes units on both sides at once: permuting a layer's rows alone changes the joint law (ours)",
+        HOLDS if min(holm(start)) > LEVEL and max(holm(after)) <= LEVEL else FAILS,
+        f"smallest p before training {min(start):.2g} of {len(start)}; largest after {max(after):.2g} of {len(after)}",
+    )
+
+
+def _one_network(metrics: Found) -> Verdict:
+    pixels, units = [], []
+    for found in trained_of(metrics):
+        for layer in found["layers"]:
+            for side in SIDES:
+                of_pixels = is_of_pixels(metrics, layer["layer"], side)
+                (pixels if of_pixels else units).append((layer[side]["single"], found["name"]))
+    count = metrics["networks"]
+    error = (LEVEL * (1 - LEVEL) / count) ** 0.5
+    within = all(abs(share - LEVEL) <= 4 * error for share, _ in units)
+    return Verdict(
+        "One network is enough where coordinates have labels, and says nothing where they have none (ours)",
+        HOLDS if within and min(pixels)[0] > 2 * LEVEL else FAILS,
+        f"networks rejected at 5 %, by the pixels' variances in the data: {100 * min(pixels)[0]:.0f} % "
+        f"({min(pixels)[1]}) to {100 * max(pixels)[0]:.0f} % ({max(pixels)[1]}); by the units' numbers "
+        f"{100 * min(units)[0]:.1f} to {100 * max(units)[0]:.1f} % (chance: 5 ± {100 * error:.1f} %)",
+    )
+
+
+def _level(metrics: Found) -> Verdict:
+    rows = [row for row in metrics["power"]["rows"] if row["size"] == 0]
+    rejected, trials = sum(row["rejected"] for row in rows), sum(row["trials"] for row in rows)
+    error = (LEVEL * (1 - LEVEL) / trials) ** 0.5
+    return Verdict(
+        "The test's level is what it says (ours)",
+        HOLDS if abs(rejected / trials - LEVEL) <= 3 * error else FAILS,
+        f"nothing planted, level 5 %: {100 * rejected / trials:.1f} % of {trials} rejected "
+        f"(chance: ± {100 * error:.1f} %)",
+    )
+
+
+def curve(metrics: Found, networks: int, kind: str) -> list[tuple[float, float]]:
+    """(size, share rejected) of what was planted."""
+    return [
+        (row["size"], row["rejected"] / row["trials"])
+        for row in metrics["power"]["rows"]
+        if row["networks"] == networks and (row["kind"] == kind or row["size"] == 0)
+    ]
+
+
+def detected(points: list[tuple[float, float]]) -> float | None:
+    """The smallest size from which on at least POWERFUL of the trials reject."""
+    found = None
+    for size, share in reversed(points):
+        if share < POWERFUL or size == 0:
+            break
+        found = size
+    return found
+
+
+def _power(metrics: Found) -> Verdict:
+    rows = metrics["power"]["rows"]
+    said, enough = [], True
+    largest = max(row["networks"] for row in rows)
+    for networks in sorted({row["networks"] for row in rows}):
+        parts = []
+        for kind, what in (("scale", "scaled"), ("shift", "shifted"), ("pair", "correlated")):
+            size = detected(curve(metrics, networks, kind))
+            parts.append(f"{what} {'not' if size is None else f'{100 * size:g} %'}")
+            enough = enough and (networks < largest or size is not None)
+        said.append(f"{networks} networks: {', '.join(parts)}")
+    return Verdict(
+        "And it has power: one column out of all is found (ours)",
+        HOLDS if enough else FAILS,
+        f"smallest planted size that {100 * POWERFUL:.0f} % of the trials find: {'; '.join(said)}",
+    )
+
+
+def _planted_rule(metrics: Found) -> Verdict:
+    planted = metrics["planted"]
+    rows = planted["rows"]
+    adjusted = holm([row["p"] for row in rows])
+    said = [f"{1 + row['strength']:g} times: p = {row['p']:.2g}" for row in rows]
+    claim = "A rule that gives one unit longer steps is no index commuting one, and the trained rows show it (ours)"
+    if not rows:
+        return Verdict(claim, NOT_TESTABLE, "no such rule was trained")
+    return Verdict(
+        claim,
+        HOLDS if adjusted[-1] <= LEVEL else FAILS,
+        f"{planted['rule']}, rows of layer 2, first unit's steps {'; '.join(said)}",
+    )
+
+
