@@ -124,8 +124,10 @@ def run(context: RunContext) -> dict[str, Any]:
 
 
 def _widths(plan: Plan, kind: str) -> tuple[int, ...]:
-    """A narrow second layer costs little: the first may be twice as wide."""
-    return (*plan.widths, 2 * plan.widths[-1]) if kind == NARROW else plan.widths
+    """A narrow second layer costs little: the first may be twice as wide. A mixture shows itself at smaller widths."""
+    if kind == NARROW:
+        return (*plan.widths, 2 * plan.widths[-1])
+    return plan.widths[:-1] if kind == MIXED else plan.widths
 
 
 EXPERIMENT = Experiment(

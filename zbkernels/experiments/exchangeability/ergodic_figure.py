@@ -40,16 +40,16 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
 def _draw_spread(axes: Any, metrics: dict[str, Any], place: str) -> None:
     stop = metrics["stops"][-1]
     cases = cases_of(metrics, EQUAL)
-    start = points(cases[0], place, 0, "spread")
+    start = _percent(points(cases[0], place, 0, "spread"))
     axes.plot(*zip(*start, strict=True), "s", ms=6, mfc="none", color=_FAINT, label="before training")
     for case in cases:
-        after = points(case, place, stop, "spread")
+        after = _percent(points(case, place, stop, "spread"))
         axes.plot(
             *zip(*after, strict=True), "o-", ms=4, lw=1.6, color=_COLOURS[case["rule"]], label=case["rule"]
         )
     (mixed,) = cases_of(metrics, MIXED)
     axes.plot(
-        *zip(*points(mixed, place, stop, "spread"), strict=True),
+        *zip(*_percent(points(mixed, place, stop, "spread")), strict=True),
         "^-",
         ms=5,
         lw=1.6,
@@ -64,11 +64,19 @@ def _draw_spread(axes: Any, metrics: dict[str, Any], place: str) -> None:
         ls=(0, (1, 1.5)),
         label="∝ n^(-1/2)",
     )
-    axes.set(xscale="log", yscale="log", xlabel="width n", ylabel="spread / ensemble's average")
+    axes.set(xscale="log", yscale="log", xlabel="width n", ylabel="spread / ensemble's average (%)")
     axes.set_title(f"{PLACE_NAMES[place]}, after {stop} steps", loc="left", fontsize=10.5)
     _width_ticks(axes, [width for width, _ in start])
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in (5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200) if low < tick < high]
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.set_yticks([], minor=True)
     axes.legend(frameon=False, fontsize=8.5, loc="lower left")
     _tidy(axes)
+
+
+def _percent(values: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    return [(width, 100 * value) for width, value in values]
 
 
 def _draw_effect(axes: Any, metrics: dict[str, Any]) -> None:

@@ -67,17 +67,17 @@ class Plan:
 
 PLANS = {
     "smoke": Plan(4, 8, 96, 200, (0, 1, 10, 60), 2, 399, (9.0,), ((48, 12),), (0.0, 0.1, 0.6), 5.0),
-    "quick": Plan(7, 16, 128, 300, (0, 1, 10, 100, 300), 4, 999, (0.5, 2.0), ((16, 40), (128, 20))),
+    "quick": Plan(7, 16, 64, 300, (0, 1, 10, 100, 300), 4, 499, (0.5, 4.0), ((16, 40), (64, 20))),
     "paper": Plan(
         7,
         32,
-        256,
-        1000,
+        128,
+        500,
         (0, 1, 3, 10, 30, 100, 200, 300, 500, 700, 1000),
         8,
-        1999,
-        (0.1, 0.5, 1.0, 4.0),
-        ((16, 100), (64, 100), (256, 60)),
+        499,
+        (0.5, 1.0, 4.0),
+        ((16, 60), (128, 40)),
     ),
 }
 
@@ -231,9 +231,9 @@ EXPERIMENT = Experiment(
     source="Exchangeability and Kernel Invariance in Trained MLPs, Section 3",
     presets={
         "smoke": Preset("seconds: 96 autoencoders of scikit-learn's digits, 4×4 pixels", "digits", 0, 32, (0,), 500),
-        "quick": Preset("two minutes: 128 autoencoders of MNIST, 7×7 pixels", "mnist", 0, 64, (0,), 2_000),
+        "quick": Preset("two minutes: 64 autoencoders of MNIST, 7×7 pixels", "mnist", 0, 64, (0,), 2_000),
         "paper": Preset(
-            "ten minutes: 256 autoencoders of MNIST, 7×7 pixels, four optimisers", "mnist", 0, 64, (0,), 10_000
+            "ten minutes: 128 autoencoders of MNIST, 7×7 pixels, four optimisers", "mnist", 0, 64, (0,), 10_000
         ),
     },
     variants=RULES,

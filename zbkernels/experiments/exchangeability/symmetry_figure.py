@@ -147,7 +147,7 @@ def _draw_power(axes: Any, metrics: dict[str, Any]) -> None:
         loc="left",
         fontsize=10.5,
     )
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    axes.legend(frameon=False, fontsize=9, loc="center right")
     _tidy(axes)
 
 

@@ -125,7 +125,7 @@ def all_tests(
             }
         found_entries = None
         if 0 < layer < last:
-            found_entries = entries(w, permutations=max(1, permutations // 5), generator=generator).p
+            found_entries = entries(w, permutations=max(1, permutations // 2), generator=generator).p
         joined = None
         if layer:
             joined = linked(

@@ -40,7 +40,7 @@ def _heading(metrics: dict[str, Any]) -> str:
         f"squared error, batches of {metrics['batch']}, the same for all networks; step sizes {rates}; other "
         "hyper-parameters are Keras' defaults. The paper proves and gives no number here.\n"
         f"- Ensembles of {metrics['networks']} networks, {metrics['steps']:,} steps; permutation tests with "
-        f"{metrics['permutations']:,} permutations (entries: a fifth), so that p is at least "
+        f"{metrics['permutations']:,} permutations (entries: half), so that p is at least "
         f"{1 / (metrics['permutations'] + 1):.1g}.\n"
     )
 
