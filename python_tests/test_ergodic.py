@@ -91,7 +91,13 @@ def test_measuring_takes_the_second_layer_where_it_is_as_wide() -> None:
     x = torch.rand(12, 6, generator=generator())
     common: dict[str, Any] = {"seeds": range(6), "stops": (0, 2), "batch": 4, "pairs": 3}
     wide = measure("adam", 1e-3, (6, 20, 20, 6), x, **common)
-    assert [row["step"] for row in wide] == [0, 2] and set(wide[0]) == {"step", "loss", IMAGES, ZERO_SUM, POSITIVE}
+    assert [row["step"] for row in wide] == [0, 2] and set(wide[0]) == {
+        "step",
+        "loss",
+        IMAGES,
+        ZERO_SUM,
+        POSITIVE,
+    }
     narrow = measure("adam", 1e-3, (6, 20, 2, 6), x, **common)
     assert set(narrow[0]) == {"step", "loss", IMAGES}
     assert narrow[0][IMAGES] == wide[0][IMAGES]
@@ -125,7 +131,13 @@ def verdict(metrics: dict[str, Any], part: str) -> str:
 def test_smoke_run(finished: Path, metrics: dict[str, Any]) -> None:
     names = sorted(path.name for path in finished.iterdir() if path.is_file())
     assert names == ["config.json", "figure.png", "metrics.json", "table.md"]
-    for part in ("Before training", "Hypothesis 7: after", "One fixed unit", "keep a spread", "normalised kernel"):
+    for part in (
+        "Before training",
+        "Hypothesis 7: after",
+        "One fixed unit",
+        "keep a spread",
+        "normalised kernel",
+    ):
         assert verdict(metrics, part) == HOLDS, part
     text = (finished / "table.md").read_text()
     assert all(line.count("|") == 4 for line in text.split("## Spread")[0].splitlines() if line[:1] == "|")
@@ -169,7 +181,9 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
     assert verdict(changed("mixed", "spread", lambda n: n**-0.5), "keep a spread") == FAILS
     assert verdict(changed("mixed", "cosine", lambda n: 0.3), "normalised kernel") == FAILS
     for effect, wanted in ((3.0, HOLDS), (1.0, FAILS)):
-        assert verdict(changed("narrow", "effect", lambda n, e=effect: e, last), "narrow next layer") == wanted
+        assert (
+            verdict(changed("narrow", "effect", lambda n, e=effect: e, last), "narrow next layer") == wanted
+        )
     without = copy.deepcopy(metrics)
     without["cases"] = [case for case in without["cases"] if case["kind"] != "narrow"]
     assert verdict(without, "narrow next layer") == NOT_TESTABLE

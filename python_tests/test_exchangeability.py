@@ -36,7 +36,7 @@ CLAIMS = (
     "Before training rows and columns",
     "data that tell the coordinates apart",
     "weaker than IID",
-    "rows alone changes the joint law",
+    "rows alone change the joint law",
     "One network is enough",
     "level is what it says",
     "it has power",
@@ -58,7 +58,10 @@ def test_training_is_gradient_descent_on_seeded_batches_with_factors() -> None:
     x = torch.rand(20, 6, generator=torch.Generator().manual_seed(0))
     nets = [StackedMLP.he_normal((6, 5, 6), (1, 2)) for _ in range(3)]
     rule = optimizer("sgd", lr=0.1)
-    stops = [list(trained(net, rule, x, (0, 3, 5), batch=4, seed=s)) for net, s in zip(nets, (7, 7, 8), strict=True)]
+    stops = [
+        list(trained(net, rule, x, (0, 3, 5), batch=4, seed=s))
+        for net, s in zip(nets, (7, 7, 8), strict=True)
+    ]
     assert [step for step, _ in stops[0]] == [0, 3, 5] and stops[0][0][1].shape == (2,)
     assert torch.equal(nets[0].weights[0], nets[1].weights[0])
     assert not torch.equal(nets[0].weights[0], nets[2].weights[0])
@@ -67,7 +70,9 @@ def test_training_is_gradient_descent_on_seeded_batches_with_factors() -> None:
     list(trained(net, rule, x, (1,), batch=0, seed=0, factors=[0.0, 3.0]))
     list(trained(plain, rule, x, (1,), batch=0, seed=0))
     assert torch.equal(net.weights[0], start[0])
-    torch.testing.assert_close(net.weights[1] - start[1], 3 * (plain.weights[1] - start[1]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        net.weights[1] - start[1], 3 * (plain.weights[1] - start[1]), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_what_commutes_differs_by_rounding_and_what_does_not_by_more() -> None:
@@ -190,7 +195,7 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
 
         return every_layer(metrics, make)
 
-    for key, part in (("entries", "weaker than IID"), ("linked", "changes the joint law")):
+    for key, part in (("entries", "weaker than IID"), ("linked", "change the joint law")):
         assert verdict(trained_only(key, low), part) == HOLDS
         assert verdict(trained_only(key, high), part) == FAILS
 
@@ -229,7 +234,8 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
         rule = changed(metrics, lambda found, p=p: [row.update(p=p) for row in found["planted"]["rows"]])
         assert verdict(rule, "longer steps") == wanted
     assert (
-        verdict(changed(metrics, lambda found: found["planted"]["rows"].clear()), "longer steps") == NOT_TESTABLE
+        verdict(changed(metrics, lambda found: found["planted"]["rows"].clear()), "longer steps")
+        == NOT_TESTABLE
     )
 
 

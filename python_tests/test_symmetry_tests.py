@@ -52,10 +52,7 @@ def test_the_level_is_exact(make: str) -> None:
     """Of 300 ensembles of only three networks; with 19 permutations p ≤ a has probability a for a = 0.05, 0.1, ..."""
     g, values = generator(), []
     for trial in range(300):
-        if make == "iid":
-            w = torch.randn(3, 5, 6, generator=g)
-        else:
-            w = exchangeable(3, 5, 6, g)
+        w = torch.randn(3, 5, 6, generator=g) if make == "iid" else exchangeable(3, 5, 6, g)
         found = exchangeability(w, SIDES[trial % 2], permutations=19, generator=g)
         values.append(found.p)
         assert set(found.parts) == {"mean", "energy", "pairs"}
@@ -81,7 +78,9 @@ def test_one_network_tells_nothing_without_labels_and_something_with_them() -> N
     w = torch.randn(1, 20, 12, generator=g) * torch.linspace(0.5, 2, 12)
     assert exchangeability(w, "columns", permutations=49, generator=g).p == 1
     assert float(labelled(w, "columns", torch.arange(12), permutations=199, generator=g)) == 1 / 200
-    plain = labelled(torch.randn(400, 6, 7, generator=g), "rows", torch.arange(6), permutations=199, generator=g)
+    plain = labelled(
+        torch.randn(400, 6, 7, generator=g), "rows", torch.arange(6), permutations=199, generator=g
+    )
     assert plain.shape == (400,) and 0.02 < float((plain <= 0.05).double().mean()) < 0.09
 
 
@@ -92,9 +91,7 @@ def test_permuting_entries_sees_what_permuting_rows_and_columns_does_not() -> No
     found = entries(w, permutations=99, generator=g)
     assert found.p == found.parts["rows"] == 0.01
     assert min(exchangeability(w, side, permutations=99, generator=g).p for side in SIDES) > 0.05
-    values = [
-        entries(torch.randn(3, 4, 5, generator=g), permutations=19, generator=g).p for _ in range(200)
-    ]
+    values = [entries(torch.randn(3, 4, 5, generator=g), permutations=19, generator=g).p for _ in range(200)]
     assert abs(sum(p <= 0.1 + 1e-9 for p in values) / 200 - 0.1) < 0.075
 
 
@@ -106,7 +103,10 @@ def test_linked_layers_are_found_where_units_share_a_factor() -> None:
     found = linked(before, after, permutations=99, generator=g)
     assert found.p == found.parts["energy"] == 0.01
     order = random_orders(50, 8, g)
-    both = (before.gather(1, order[:, :, None].expand_as(before)), after.gather(2, order[:, None].expand_as(after)))
+    both = (
+        before.gather(1, order[:, :, None].expand_as(before)),
+        after.gather(2, order[:, None].expand_as(after)),
+    )
     assert linked(*both, permutations=99, generator=g).p == 0.01  # permuted together: the same law
     alone = linked(both[0], after, permutations=99, generator=g)
     assert alone.p > 0.05

@@ -99,11 +99,10 @@ def entries(
     names = ("rows", "columns", "rank")
     found = torch.empty(len(names), permutations + 1, dtype=torch.float64)
     for trial in range(permutations + 1):
-        if trial == 0:
-            now = flat
-        else:
-            now = flat.gather(1, random_orders(count, rows * columns, generator, flat.device))
-        w = now.view(count, rows, columns)
+        w = flat  # as observed
+        if trial:
+            w = flat.gather(1, random_orders(count, rows * columns, generator, flat.device))
+        w = w.view(count, rows, columns)
         squares = w.square()
         found[0, trial] = squares.mean(2).var(1, correction=0).mean()
         found[1, trial] = squares.mean(1).var(1, correction=0).mean()

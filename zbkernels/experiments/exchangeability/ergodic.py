@@ -135,7 +135,9 @@ EXPERIMENT = Experiment(
     title="Hypothesis 7: the average over one network's units against the average over an ensemble",
     source="Exchangeability and Kernel Invariance in Trained MLPs, Section 4.2",
     presets={
-        "smoke": Preset("seconds: widths to 64, 4×4 pixels of scikit-learn's digits", "digits", 0, 32, (0,), 500),
+        "smoke": Preset(
+            "seconds: widths to 64, 4×4 pixels of scikit-learn's digits", "digits", 0, 32, (0,), 500
+        ),
         "quick": Preset("two minutes: widths 16 to 128, 7×7 pixels of MNIST", "mnist", 0, 64, (0,), 2_000),
         "paper": Preset(
             "ten minutes: widths 16 to 256, 128 networks, 7×7 pixels of MNIST", "mnist", 0, 64, (0,), 10_000

@@ -96,7 +96,7 @@ def _hypothesis(metrics: Found) -> Verdict:
         last = [points(case, place, stop, "spread")[-1][1] for place in PLACES]
         said.append(f"{case['rule']} n^({_range(own)}), {_range([100 * v for v in last], '{:.0f}')} % left")
     return Verdict(
-        "Hypothesis 7: after training too (judged: the spread falls with the width in every layer, for every optimiser)",
+        "Hypothesis 7: after training too (judged: the spread falls with the width, in each layer and for each optimiser)",
         HOLDS if max(slopes.values()) <= STILL else FAILS,
         f"after {stop} steps, widths {_widths(cases[0])}, first layer at images, second at fixed vectors: "
         f"{'; '.join(said)}. Widths say nothing of the limit itself",
@@ -147,7 +147,9 @@ def _mixed(metrics: Found) -> Verdict:
         own = [slope(points(case, place, stop, "spread")) for place in PLACES]
         last = [points(case, place, stop, "spread")[-1][1] for place in PLACES]
         left += last
-        said.append(f"after {stop} steps n^({_range(own)}), {_range([100 * v for v in last], '{:.0f}')} % left")
+        said.append(
+            f"after {stop} steps n^({_range(own)}), {_range([100 * v for v in last], '{:.0f}')} % left"
+        )
     return Verdict(
         "Exchangeability alone is not enough (Section 4.2): weights that share a random factor A keep a spread (ours)",
         HOLDS if min(left) >= plateau / 2 else FAILS,
@@ -164,14 +166,16 @@ def _normalised(metrics: Found) -> Verdict:
         "The normalised kernel, which the figures show, does not see such a factor: it may tend to the ensemble's "
         "where Hypothesis 7 fails (ours)",
         HOLDS if all(abs(value - RATE) <= NEAR for value in slopes.values()) else FAILS,
-        f"the same networks before training: spread of the normalised kernel falls as n^({_range(list(slopes.values()))}), "
-        f"{_range(last, '{:.3f}')} left",
+        f"the same networks before training: spread of the normalised kernel falls as "
+        f"n^({_range(list(slopes.values()))}), {_range(last, '{:.3f}')} left",
     )
 
 
 def _narrow(metrics: Found) -> Verdict:
     stop, said, effects = metrics["stops"][-1], [], []
-    claim = "A narrow next layer ties units together: the average of one network is worth fewer of them (ours)"
+    claim = (
+        "A narrow next layer ties units together: the average of one network is worth fewer of them (ours)"
+    )
     cases = cases_of(metrics, NARROW)
     if not cases:
         return Verdict(claim, NOT_TESTABLE, "no network with a narrow layer was trained in this run")
@@ -187,6 +191,6 @@ def _narrow(metrics: Found) -> Verdict:
     return Verdict(
         claim,
         HOLDS if max(effects) >= 2 else FAILS,
-        f"{metrics['narrow_width']} units after the first layer, {metrics['narrow_pace']:g} times the step size, widths "
-        f"{_widths(cases[0])}: {'; '.join(said)}",
+        f"{metrics['narrow_width']} units after the first layer, {metrics['narrow_pace']:g} times the step size, "
+        f"widths {_widths(cases[0])}: {'; '.join(said)}",
     )

@@ -1,4 +1,4 @@
-"""The picture of the experiment ``ergodic``: spreads over the width, dependence of units, and the networks one by one."""
+"""The picture of the experiment ``ergodic``: spreads over the width, dependence of units, networks one by one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def figure(metrics: dict[str, Any], path: Path) -> None:
     _draw_narrow(grid[1][1], metrics)
     _draw_networks(grid[1][2], metrics)
     canvas.suptitle(
-        f"One network's average over units against the ensemble's, Hypothesis 7 ({metrics['preset']})", fontsize=12.5
+        f"One network's average over units against the ensemble's, Hypothesis 7 ({metrics['preset']})",
+        fontsize=12.5,
     )
     canvas.savefig(path, dpi=110, format="png")
 
@@ -94,7 +95,7 @@ def _draw_effect(axes: Any, metrics: dict[str, Any]) -> None:
     axes.axhline(1, color=_FAINT, lw=0.9)
     axes.set(xscale="log", ylim=(0, None), xlabel="width n", ylabel="n Var K / Var P")
     axes.set_title(
-        "Dependence of units: first layer at images (—), second layer,\nzero sum (- -), one sign (···); 1: uncorrelated",
+        "Dependence of units: first layer at images (—),\nsecond layer, zero sum (- -), one sign (···); 1: uncorrelated",
         loc="left",
         fontsize=10.5,
     )

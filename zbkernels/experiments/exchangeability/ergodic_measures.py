@@ -42,7 +42,7 @@ def image_pairs(images: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def averages(weight: Tensor, x: Tensor, y: Tensor) -> Found:
     """Products of activations of an ensemble's layer: what one network's average over units is worth.
 
-    With P_j = σ(W_j·x) σ(W_j·y), equal in law for all j by exchangeability, the network's K = mean_j P_j has the
+    With P_j = relu(W_j·x) relu(W_j·y), equal in law for all j by exchangeability, the network's K = mean_j P_j has the
     ensemble's expectation E P_1, and Var K = Var P_1 / n + (1 - 1/n) Cov(P_1, P_2). So with Var P_1 bounded, K tends to
     E P_1 in mean square, and Hypothesis 7 holds, if and only if Cov(P_1, P_2) tends to 0 over the widths n.
 
@@ -53,10 +53,9 @@ def averages(weight: Tensor, x: Tensor, y: Tensor) -> Found:
     Returns:
         Averages over the pairs, relative to (E P_1)² or its root: ``spread`` of K over the networks, ``unit`` the
         variance of P_1, ``covariance`` of two units (unbiased, so it may be negative), ``effect`` = n Var K / Var P_1
-        (1 where units are uncorrelated), ``cosine`` the spread of the normalised kernel itself (networks that are silent
-        at an input left out), ``single`` the mean square of
-        the gap between the ensemble's average of the first unit and that of all units, in its standard errors, and
-        ``spread_of_spread``, the standard error of ``spread``. ``kernel``: K of each network at the first pair.
+        (1 where units are uncorrelated), ``cosine`` the spread of the normalised kernel itself (networks that are
+        silent at an input left out), ``single`` the mean square of the gap between the ensemble's average of the first
+        unit and that of all units, in its standard errors, and ``spread_of_spread``, the standard error of ``spread``. ``kernel``: K of each network at the first pair.
 
     Raises:
         ValueError: fewer than two networks or two units, or a pair at which every network is silent.
@@ -70,7 +69,9 @@ def averages(weight: Tensor, x: Tensor, y: Tensor) -> Found:
     k = products.mean(1)
     mean = k.mean(0)
     if not bool((mean > 0).all()):
-        raise ValueError("averages: expected finite weights and pairs at which some unit is on for both inputs")
+        raise ValueError(
+            "averages: expected finite weights and pairs at which some unit is on for both inputs"
+        )
     variance = k.var(0)
     two = (products.sum(1).square() - products.square().sum(1)) / (n * (n - 1))
     squared_mean = mean.square() - variance / count  # unbiased

@@ -54,9 +54,9 @@ def _heading(metrics: dict[str, Any]) -> str:
         f"- Autoencoders of three layers, {side**2}-n-n-{side**2}, without biases, ReLU after every layer, He's normal "
         f"weights, batches of {metrics['batch']}, the same for all networks; step sizes {rates}; Keras' forms. "
         f"Ensembles of {metrics['networks']}. The paper assumes Hypothesis 7 and gives no number.\n"
-        f"- P_j = σ(W_j·x) σ(W_j·y) of {metrics['pairs']} pairs of unit vectors: in the first layer images; in the second "
-        f"vectors fixed beforehand at an angle of {metrics['angle']:g}, of zero sum, or x of one sign. K is the average "
-        "over the units of one network.\n"
+        f"- P_j = relu(W_j·x) relu(W_j·y) of {metrics['pairs']} pairs of unit vectors: in the first layer images; in "
+        f"the second vectors fixed beforehand at an angle of {metrics['angle']:g}, of zero sum, or x of one sign. K is the "
+        "average over the units of one network.\n"
     )
 
 
@@ -74,7 +74,9 @@ def _values(metrics: dict[str, Any], key: str, *, percent: bool) -> str:
                 if not values:
                     continue
                 cells = [
-                    f"{(100 if percent else 1) * values[w]:{'.1f' if percent else '.2f'}}" if w in values else "-"
+                    f"{(100 if percent else 1) * values[w]:{'.1f' if percent else '.2f'}}"
+                    if w in values
+                    else "-"
                     for w in widths
                 ]
                 name = _TITLES[case["kind"]] + (f", {case['rule']}" if stop else "")

@@ -15,10 +15,10 @@ from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.exchangeability import symmetry_figure, symmetry_report
 from zbkernels.experiments.exchangeability.ensembles import STEP_SIZES, shrunk
 from zbkernels.experiments.exchangeability.symmetry_measures import (
+    all_tests,
     compare_permuted,
     planted_rule,
     power,
-    all_tests,
     train_ensemble,
 )
 from zbkernels.experiments.units import crc32, work_unit
@@ -230,10 +230,17 @@ EXPERIMENT = Experiment(
     title="Observation 4 and Theorem 5: permuted networks train alike; rows and columns of trained weights, tested",
     source="Exchangeability and Kernel Invariance in Trained MLPs, Section 3",
     presets={
-        "smoke": Preset("seconds: 96 autoencoders of scikit-learn's digits, 4×4 pixels", "digits", 0, 32, (0,), 500),
+        "smoke": Preset(
+            "seconds: 96 autoencoders of scikit-learn's digits, 4×4 pixels", "digits", 0, 32, (0,), 500
+        ),
         "quick": Preset("two minutes: 64 autoencoders of MNIST, 7×7 pixels", "mnist", 0, 64, (0,), 2_000),
         "paper": Preset(
-            "ten minutes: 128 autoencoders of MNIST, 7×7 pixels, four optimisers", "mnist", 0, 64, (0,), 10_000
+            "ten minutes: 128 autoencoders of MNIST, 7×7 pixels, four optimisers",
+            "mnist",
+            0,
+            64,
+            (0,),
+            10_000,
         ),
     },
     variants=RULES,

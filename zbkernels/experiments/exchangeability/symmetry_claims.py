@@ -67,8 +67,8 @@ def _permuting(metrics: Found) -> Iterator[Verdict]:
     yield Verdict(
         "Observation 4 with (7): units permuted before training give the trained network, permuted, to rounding",
         HOLDS if max(first) <= FIRST_STEP and max(grown) <= AMPLIFIED else FAILS,
-        f"‖difference‖/‖weights‖ after {rows[1]['step']} step at most {max(first):.2g} units of rounding; at every later "
-        f"step at most {max(grown):.2g} times as far apart as a network and itself with one unit of rounding added to "
+        f"‖difference‖/‖weights‖ after {rows[1]['step']} step at most {max(first):.2g} units of rounding; at every "
+        f"later step at most {max(grown):.2g} times as far apart as a network and itself with one unit of rounding added to "
         f"each weight before training. After {rows[-1]['step']:,} steps in float64 (float32): {'; '.join(ends)}",
     )
     shares = []
@@ -93,7 +93,10 @@ def _permuting(metrics: Found) -> Iterator[Verdict]:
         for row in found["float64"]["rows"][1:]
         if name in row
     ]
-    named = {"inputs": "columns of the first layer permuted too", "uneven": "a step size that depends on the unit"}
+    named = {
+        "inputs": "columns of the first layer permuted too",
+        "uneven": "a step size that depends on the unit",
+    }
     least = {name: min(value for _, kind, value in controls if kind == name) for name in named}
     yield Verdict(
         "What the theorem leaves out does not commute: input columns, and rules that treat units differently (ours)",
@@ -194,14 +197,15 @@ def _linked(metrics: Found) -> Verdict:
     start = [layer["linked"] for layer in ensemble_of(metrics, START)["layers"] if layer["linked"]]
     after = [layer["linked"] for found in trained_of(metrics) for layer in found["layers"] if layer["linked"]]
     return Verdict(
-        "Observation 4 permutes units on both sides at once: permuting a layer's rows alone changes the joint law (ours)",
+        "Observation 4 permutes units on both sides at once: a layer's rows alone change the joint law (ours)",
         HOLDS if min(holm(start)) > LEVEL and max(holm(after)) <= LEVEL else FAILS,
         f"smallest p before training {min(start):.2g} of {len(start)}; largest after {max(after):.2g} of {len(after)}",
     )
 
 
 def _one_network(metrics: Found) -> Verdict:
-    pixels, units = [], []
+    pixels: list[tuple[float, str]] = []
+    units: list[tuple[float, str]] = []
     for found in trained_of(metrics):
         for layer in found["layers"]:
             for side in SIDES:
@@ -281,5 +285,3 @@ def _planted_rule(metrics: Found) -> Verdict:
         HOLDS if adjusted[-1] <= LEVEL else FAILS,
         f"{planted['rule']}, rows of layer 2, first unit's steps {'; '.join(said)}",
     )
-
-

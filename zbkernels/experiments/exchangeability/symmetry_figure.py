@@ -46,7 +46,7 @@ def _draw_rounding(axes: Any, metrics: dict[str, Any], precision: str) -> None:
     axes.axhline(eps, color=_FAINT, lw=0.8)
     axes.set(xscale="log", yscale="log", xlabel="steps", ylabel="‖difference‖ / ‖weights‖")
     axes.set_title(
-        f"{precision}: units permuted before training (—),\none rounding in each weight (···), grey: the unit of rounding",
+        f"{precision}: units permuted before training (—),\none rounding in each weight (···); grey: the unit",
         loc="left",
         fontsize=10.5,
     )
@@ -107,7 +107,7 @@ def _draw_tests(axes: Any, metrics: dict[str, Any]) -> None:
     axes.axhline(0.05, color=_FAINT, lw=0.9, ls=(0, (4, 2)))
     axes.set(yscale="log", ylim=(0.6 / (metrics["permutations"] + 1), 1.4), ylabel="p")
     axes.set_title(
-        f"Tests of exchangeability, {metrics['networks']} networks\n(shaded: not exchangeable by Theorem 5; line: 0.05)",
+        f"Tests of exchangeability, {metrics['networks']} networks\n(shaded: fails by Theorem 5; line: 0.05)",
         loc="left",
         fontsize=10.5,
     )
@@ -120,7 +120,9 @@ def _draw_unevenness(axes: Any, metrics: dict[str, Any]) -> None:
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(bottom=-0.1)
     axes.set_title(
-        "How much rows and columns differ in expected mean square,\nchance taken off", loc="left", fontsize=10.5
+        "How much rows and columns differ in expected mean square,\nchance taken off",
+        loc="left",
+        fontsize=10.5,
     )
 
 

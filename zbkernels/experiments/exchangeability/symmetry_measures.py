@@ -63,7 +63,7 @@ def compare_permuted(
         signs = torch.randint(0, 2, p.shape, generator=generator).to(dtype) * 2 - 1
         p.mul_(1 + torch.finfo(dtype).eps * signs)
     plain: list[Tensor | float] = [1.0] * len(own.parameters())
-    factors = {name: plain for name in others}
+    factors = dict.fromkeys(others, plain)
     if controls:
         others[INPUTS] = permute_hidden(start(), orders)
         others[INPUTS].weights[0] = (
@@ -105,7 +105,7 @@ def compare_permuted(
 def all_tests(
     network: StackedMLP, pixel_labels: Tensor, *, permutations: int, generator: torch.Generator
 ) -> Found:
-    """All tests of an ensemble: rows and columns of each layer, entries of the inner ones, neighbours linked, labels."""
+    """All tests of an ensemble: rows and columns of each layer, entries of inner ones, neighbours, labels."""
     last = len(network.weights) - 1
     layers = []
     for layer, w in enumerate(network.weights):
@@ -128,9 +128,7 @@ def all_tests(
             found_entries = entries(w, permutations=max(1, permutations // 2), generator=generator).p
         joined = None
         if layer:
-            joined = linked(
-                network.weights[layer - 1], w, permutations=permutations, generator=generator
-            ).p
+            joined = linked(network.weights[layer - 1], w, permutations=permutations, generator=generator).p
         layers.append({"layer": layer + 1, **sides, "entries": found_entries, "linked": joined})
     return {"layers": layers}
 
@@ -175,14 +173,10 @@ def planted_rule(
     for strength in strengths:
         factor = torch.ones(sizes[2], 1)
         factor[0] += strength
-        factors = [1.0, factor, *[1.0] * (len(sizes) - 3)]
+        factors: list[Tensor | float] = [1.0, factor, *[1.0] * (len(sizes) - 3)]
         rule = optimizer(name, lr=lr)
-        network, _ = train_ensemble(
-            rule, sizes, x, seeds=seeds, steps=steps, batch=batch, factors=factors
-        )
-        found = exchangeability(
-            network.weights[1], "rows", permutations=permutations, generator=generator
-        )
+        network, _ = train_ensemble(rule, sizes, x, seeds=seeds, steps=steps, batch=batch, factors=factors)
+        found = exchangeability(network.weights[1], "rows", permutations=permutations, generator=generator)
         rows.append({"strength": strength, "p": found.p, "parts": found.parts})
     return rows
 

@@ -36,8 +36,8 @@ def _heading(metrics: dict[str, Any]) -> str:
     return (
         f"# exchangeability, preset {metrics['preset']}\n\n"
         f"- {data['title']}, shrunk to {side}×{side} pixels.{note}\n"
-        f"- Autoencoders {'-'.join(map(str, layers))} without biases, ReLU after every layer, He's normal weights, mean "
-        f"squared error, batches of {metrics['batch']}, the same for all networks; step sizes {rates}; other "
+        f"- Autoencoders {'-'.join(map(str, layers))} without biases, ReLU after every layer, He's normal weights, "
+        f"mean squared error, batches of {metrics['batch']}, the same for all networks; step sizes {rates}; other "
         "hyper-parameters are Keras' defaults. The paper proves and gives no number here.\n"
         f"- Ensembles of {metrics['networks']} networks, {metrics['steps']:,} steps; permutation tests with "
         f"{metrics['permutations']:,} permutations (entries: half), so that p is at least "
@@ -59,7 +59,10 @@ def _permuted(metrics: dict[str, Any], precision: str) -> str:
         points = found[precision]["rows"][1:]
         cells = [f"{points[i]['permuted']:.1e}" for i in chosen]
         rows.append([found["rule"], *cells, f"{points[-1]['rounded']:.1e}"])
-        for name, label in (("inputs", "first layer's columns too"), ("uneven", "steps by the unit's number")):
+        for name, label in (
+            ("inputs", "first layer's columns too"),
+            ("uneven", "steps by the unit's number"),
+        ):
             if name in points[-1]:
                 rows.append([f"{found['rule']}: {label}", *(f"{points[i][name]:.1e}" for i in chosen), "-"])
     return (
@@ -89,10 +92,10 @@ def _ensembles(metrics: dict[str, Any]) -> str:
             rows.append(cells)
     return (
         markdown_table(header, rows)
-        + "\np of the joined test and of its three statistics; uneven: standard deviation of the expected mean squares of "
-        "rows or columns, relative, chance taken off; single: networks that are rejected at 5 % one by one, by the "
-        "pixels' variance in the data or by the units' numbers; entries: all permuted; rows alone: the rows of the layer "
-        "before, while this layer's columns stay.\n"
+        + "\np of the joined test and of its three statistics; uneven: standard deviation of the expected mean squares "
+        "of rows or columns, relative, chance taken off; single: networks that are rejected at 5 % one by one, by the "
+        "pixels' variance in the data or by the units' numbers; entries: all permuted; rows alone: the rows of the "
+        "layer before, while this layer's columns stay.\n"
     )
 
 
@@ -115,7 +118,7 @@ def _power(metrics: dict[str, Any]) -> str:
     )
     return (
         markdown_table(header, rows)
-        + f"\nShare of the trials that reject at 5 %, in %. Nothing planted: {said}. Shifted: in standard deviations of "
-        "the weights. The weights are those of the second layer trained by "
+        + f"\nShare of the trials that reject at 5 %, in %. Nothing planted: {said}. Shifted: in standard deviations "
+        "of the weights. The weights are those of the second layer trained by "
         f"{metrics['power']['rule']}, rows and columns of each permuted anew in each trial.\n"
     )
