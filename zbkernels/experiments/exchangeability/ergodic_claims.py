@@ -96,7 +96,7 @@ def _hypothesis(metrics: Found) -> Verdict:
         last = [points(case, place, stop, "spread")[-1][1] for place in PLACES]
         said.append(f"{case['rule']} n^({_range(own)}), {_range([100 * v for v in last], '{:.0f}')} % left")
     return Verdict(
-        "Hypothesis 7: after training too (judged: the spread falls with the width, in each layer and for each optimiser)",
+        "Hypothesis 7: after training too (judged: the spread falls with the width, in each layer, for each optimiser)",
         HOLDS if max(slopes.values()) <= STILL else FAILS,
         f"after {stop} steps, widths {_widths(cases[0])}, first layer at images, second at fixed vectors: "
         f"{'; '.join(said)}. Widths say nothing of the limit itself",

@@ -55,7 +55,8 @@ def averages(weight: Tensor, x: Tensor, y: Tensor) -> Found:
         variance of P_1, ``covariance`` of two units (unbiased, so it may be negative), ``effect`` = n Var K / Var P_1
         (1 where units are uncorrelated), ``cosine`` the spread of the normalised kernel itself (networks that are
         silent at an input left out), ``single`` the mean square of the gap between the ensemble's average of the first
-        unit and that of all units, in its standard errors, and ``spread_of_spread``, the standard error of ``spread``. ``kernel``: K of each network at the first pair.
+        unit and that of all others, in its standard errors, and ``spread_of_spread``, the standard error of ``spread``.
+        ``kernel``: K of each network at the first pair.
 
     Raises:
         ValueError: fewer than two networks or two units, or a pair at which every network is silent.

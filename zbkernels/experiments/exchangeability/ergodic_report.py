@@ -55,8 +55,8 @@ def _heading(metrics: dict[str, Any]) -> str:
         f"weights, batches of {metrics['batch']}, the same for all networks; step sizes {rates}; Keras' forms. "
         f"Ensembles of {metrics['networks']}. The paper assumes Hypothesis 7 and gives no number.\n"
         f"- P_j = relu(W_j·x) relu(W_j·y) of {metrics['pairs']} pairs of unit vectors: in the first layer images; in "
-        f"the second vectors fixed beforehand at an angle of {metrics['angle']:g}, of zero sum, or x of one sign. K is the "
-        "average over the units of one network.\n"
+        f"the second vectors fixed beforehand at an angle of {metrics['angle']:g}, of zero sum, or x of one sign. K is "
+        "the average over the units of one network.\n"
     )
 
 
