@@ -95,7 +95,7 @@ def _draw_effect(axes: Any, metrics: dict[str, Any]) -> None:
     axes.axhline(1, color=_FAINT, lw=0.9)
     axes.set(xscale="log", ylim=(0, None), xlabel="width n", ylabel="n Var K / Var P")
     axes.set_title(
-        "Dependence of units: first layer at images (—), second\nlayer, zero sum (- -), one sign (···); 1: uncorrelated",
+        "Dependence of units: first layer at images (—), second\nlayer: zero sum (- -), one sign (···); 1: none",
         loc="left",
         fontsize=10.5,
     )

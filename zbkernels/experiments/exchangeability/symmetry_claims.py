@@ -68,7 +68,7 @@ def _permuting(metrics: Found) -> Iterator[Verdict]:
         "Observation 4 with (7): units permuted before training give the trained network, permuted, to rounding",
         HOLDS if max(first) <= FIRST_STEP and max(grown) <= AMPLIFIED else FAILS,
         f"‖difference‖/‖weights‖ after {rows[1]['step']} step at most {max(first):.2g} units of rounding; at every "
-        f"later step at most {max(grown):.2g} times as far apart as a network and itself with one unit of rounding added "
+        f"later step at most {max(grown):.2g} times as far apart as a network and itself with one rounding added "
         f"to each weight before training. After {rows[-1]['step']:,} steps in float64 (float32): {'; '.join(ends)}",
     )
     shares = []
