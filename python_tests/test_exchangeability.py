@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 CLAIMS = (
     "Observation 4 with (7)",
-    "And stay it however long",
+    "And it stays there",
     "leaves out does not commute",
     "inner layers are row and column",
     "first layer is exchangeable in its rows",
@@ -216,9 +216,9 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
                     row[key] = value
 
     far = changed(metrics, lambda found: distances(found, "permuted", 1e-3))
-    assert verdict(far, "Observation 4 with") == verdict(far, "And stay it") == FAILS
+    assert verdict(far, "Observation 4 with") == verdict(far, "And it stays there") == FAILS
     near = changed(metrics, lambda found: distances(found, "permuted", 1e-17))
-    assert verdict(near, "And stay it") == HOLDS
+    assert verdict(near, "And it stays there") == HOLDS
     assert verdict(changed(metrics, lambda found: distances(found, "uneven", 1e-15)), "not commute") == FAILS
 
     def rejected(found: dict[str, Any], share: float, planted: bool) -> None:

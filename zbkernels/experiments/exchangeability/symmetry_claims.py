@@ -12,6 +12,7 @@ START, SYMMETRIC = "start", "symmetric data"
 LEVEL = 0.05  # of a whole family of tests, by Holm's adjustment
 FIRST_STEP = 4.0  # units of rounding
 AMPLIFIED = 100.0  # times what one unit of rounding in each weight grows to
+UNITS = 100  # of rounding: as good as none
 DISTANT = 1e-4  # relative: far beyond rounding
 POWERFUL = 0.9
 
@@ -55,36 +56,33 @@ def is_of_pixels(metrics: Found, layer: int, side: str) -> bool:
 
 
 def _permuting(metrics: Found) -> Iterator[Verdict]:
-    grown, first, ends = [], [], []
+    grown, first, ends, lasts, lost = [], [], [], [], False
     for found in metrics["permuted"]:
+        steps = {}
         for precision in ("float64", "float32"):
-            eps, rows = found[precision]["eps"], found[precision]["rows"]
-            first.append(rows[1]["permuted"] / eps)
-            grown += [row["permuted"] / max(row["rounded"], eps) for row in rows[1:]]
-        double, single = (found[precision]["rows"][-1]["permuted"] for precision in ("float64", "float32"))
-        ends.append(f"{found['rule']} {double:.0e} ({single:.0e})")
+            eps, rows = found[precision]["eps"], found[precision]["rows"][1:]
+            first.append(rows[0]["permuted"] / eps)
+            within = [row["step"] for row in rows if row["permuted"] <= UNITS * eps]
+            steps[precision] = f"{max(within, default=0):,}"
+            lost = lost or rows[-1]["permuted"] > DISTANT
+        rows = found["float64"]["rows"][1:]
+        grown += [row["permuted"] / max(row["rounded"], found["float64"]["eps"]) for row in rows]
+        ends.append(f"{found['rule']} {rows[-1]['permuted']:.0e}")
+        lasts.append(f"{found['rule']} {steps['float64']} ({steps['float32']})")
     rows = metrics["permuted"][0]["float64"]["rows"]
     yield Verdict(
         "Observation 4 with (7): units permuted before training give the trained network, permuted, to rounding",
         HOLDS if max(first) <= FIRST_STEP and max(grown) <= AMPLIFIED else FAILS,
-        f"‖difference‖/‖weights‖ after {rows[1]['step']} step at most {max(first):.2g} units of rounding; at every "
-        f"later step at most {max(grown):.2g} times as far apart as a network and itself with one rounding added "
-        f"to each weight before training. After {rows[-1]['step']:,} steps in float64 (float32): {'; '.join(ends)}",
+        f"‖difference‖/‖weights‖ after {rows[1]['step']} step at most {max(first):.2g} units of rounding, of float64 as of "
+        f"float32; in float64 at every later step at most {max(grown):.2g} times as far apart as a network and itself "
+        f"with one rounding added to each weight before training. After {rows[-1]['step']:,} steps: {'; '.join(ends)}",
     )
-    shares = []
-    for found in metrics["permuted"]:
-        pairs = zip(found["float64"]["rows"][1:], found["float32"]["rows"][1:], strict=True)
-        amplification = [
-            (double["step"], double["permuted"] / found["float64"]["eps"], single["permuted"])
-            for double, single in pairs
-        ]
-        last = next((step for step, units, _ in reversed(amplification) if units <= 100), 0)
-        shares.append(f"{found['rule']} {last:,}")
-    lost = [found for found in metrics["permuted"] if found["float64"]["rows"][-1]["permuted"] > DISTANT]
     yield Verdict(
-        "And stay it however long they train (ours: on a computer, whose sums depend on their order)",
+        "And it stays there however long they train (ours: on a computer, whose sums depend on their order)",
         FAILS if lost else HOLDS,
-        f"rounding is amplified; last compared step with at most 100 units of float64's: {'; '.join(shares)}",
+        f"training amplifies rounding, of permuted sums as of anything else; last compared step, out of "
+        f"{rows[-1]['step']:,}, with at most {UNITS} units of rounding in float64 (float32): {'; '.join(lasts)}. The laws "
+        "stay equal, the networks do not",
     )
     controls = [
         (found["rule"], name, row[name])
