@@ -73,16 +73,16 @@ def _permuting(metrics: Found) -> Iterator[Verdict]:
     yield Verdict(
         "Observation 4 with (7): units permuted before training give the trained network, permuted, to rounding",
         HOLDS if max(first) <= FIRST_STEP and max(grown) <= AMPLIFIED else FAILS,
-        f"‖difference‖/‖weights‖ after {rows[1]['step']} step at most {max(first):.2g} units of rounding, of float64 as of "
-        f"float32; in float64 at every later step at most {max(grown):.2g} times as far apart as a network and itself "
+        f"‖difference‖/‖weights‖ after {rows[1]['step']} step at most {max(first):.2g} units of rounding, in float64 as "
+        f"in float32; in float64 at every later step at most {max(grown):.2g} times as far apart as a network and itself "
         f"with one rounding added to each weight before training. After {rows[-1]['step']:,} steps: {'; '.join(ends)}",
     )
     yield Verdict(
         "And it stays there however long they train (ours: on a computer, whose sums depend on their order)",
         FAILS if lost else HOLDS,
-        f"training amplifies rounding, of permuted sums as of anything else; last compared step, out of "
-        f"{rows[-1]['step']:,}, with at most {UNITS} units of rounding in float64 (float32): {'; '.join(lasts)}. The laws "
-        "stay equal, the networks do not",
+        f"training amplifies rounding, of permuted sums as of anything else; last compared step, of "
+        f"{rows[-1]['step']:,}, with at most {UNITS} units of rounding in float64 (float32): {'; '.join(lasts)}. The "
+        "laws stay equal, the networks do not",
     )
     controls = [
         (found["rule"], name, row[name])
