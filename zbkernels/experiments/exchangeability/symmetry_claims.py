@@ -64,8 +64,8 @@ def _permuting(metrics: Found) -> Iterator[Verdict]:
             first.append(rows[0]["permuted"] / eps)
             within = [row["step"] for row in rows if row["permuted"] <= UNITS * eps]
             steps[precision] = f"{max(within, default=0):,}"
-            lost = lost or rows[-1]["permuted"] > DISTANT
         rows = found["float64"]["rows"][1:]
+        lost = lost or rows[-1]["permuted"] > DISTANT
         grown += [row["permuted"] / max(row["rounded"], found["float64"]["eps"]) for row in rows]
         ends.append(f"{found['rule']} {rows[-1]['permuted']:.0e}")
         lasts.append(f"{found['rule']} {steps['float64']} ({steps['float32']})")
