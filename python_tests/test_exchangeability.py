@@ -37,7 +37,7 @@ CLAIMS = (
     "data that tell the coordinates apart",
     "weaker than IID",
     "rows alone change the joint law",
-    "One network tells",
+    "One network can tell",
     "level is what it says",
     "it has power",
     "gives one unit longer steps",
@@ -213,8 +213,8 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
         return every_layer(metrics, make)
 
     assert (
-        verdict(share(0.6), "One network tells") == HOLDS
-        and verdict(share(0.06), "One network tells") == FAILS
+        verdict(share(0.6), "One network can tell") == HOLDS
+        and verdict(share(0.06), "One network can tell") == FAILS
     )
 
     def distances(found: dict[str, Any], key: str, value: float) -> None:

@@ -25,6 +25,7 @@ from zbkernels.experiments.units import crc32, work_unit
 
 TINY = 1e-32  # the smallest ε of the paper
 START, SYMMETRIC = "start", "symmetric data"
+_OTHERS = 1 << 40  # seeds beyond those that a user can ask for
 
 
 @dataclass(frozen=True)
@@ -176,20 +177,25 @@ class _Work:
         def work() -> dict[str, Any]:
             x = torch.eye(plan.layers[0]) if name == SYMMETRIC else self.x
             batch = 0 if name == SYMMETRIC else self.batch
-            network, losses = self._trained(rule_name, lr, steps, x, batch)
+            # Networks of its own: those before training, which the others start from, have a verdict already.
+            first_seed = _OTHERS if name == SYMMETRIC else 0
+            network, losses = self._trained(rule_name, lr, steps, x, batch, first_seed)
             labels = self.x.var(0)
             generator = torch.Generator().manual_seed(1)
             found = all_tests(network, labels, permutations=plan.permutations, generator=generator)
             return {**losses, **found}
 
         settings = {"lr": lr, "steps": steps, "permutations": plan.permutations}
+        if name == SYMMETRIC:
+            settings["first seed"] = _OTHERS
         return {"name": name, **self._unit(f"ensemble {name}", settings, work)}
 
     def _trained(
-        self, name: str, lr: float, steps: int, x: Tensor, batch: int
+        self, name: str, lr: float, steps: int, x: Tensor, batch: int, first_seed: int = 0
     ) -> tuple[StackedMLP, dict[str, Any]]:
+        seeds = [first_seed + seed for seed in self.networks]
         return train_ensemble(
-            optimizer(name, lr=lr), self.plan.layers, x, seeds=self.networks, steps=steps, batch=batch
+            optimizer(name, lr=lr), self.plan.layers, x, seeds=seeds, steps=steps, batch=batch
         )
 
     def planted(self) -> dict[str, Any]:
