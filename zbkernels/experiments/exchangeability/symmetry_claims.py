@@ -208,8 +208,8 @@ def _linked(metrics: Found) -> Verdict:
     return Verdict(
         "Observation 4 permutes units on both sides at once: a layer's rows alone change the joint law (ours)",
         HOLDS if min(holm(start)) > LEVEL and everywhere else FAILS,
-        f"smallest p before training {min(start):.2g} of {len(start)}; after, {count} of {len(places)} neighbouring layers "
-        f"are found joined, at least one for {len(seen)} of the optimisers",
+        f"smallest p before training {min(start):.2g} of {len(start)}; after, {count} of {len(places)} neighbouring "
+        f"layers are found joined, at least one for {len(seen)} of the optimisers",
     )
 
 

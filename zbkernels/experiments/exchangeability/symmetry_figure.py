@@ -67,7 +67,7 @@ def _draw_controls(axes: Any, metrics: dict[str, Any]) -> None:
         loc="left",
         fontsize=10.5,
     )
-    axes.legend(frameon=False, fontsize=9, loc="center right")
+    axes.legend(frameon=False, fontsize=9, loc="center left")
     _tidy(axes)
 
 
@@ -149,7 +149,7 @@ def _draw_power(axes: Any, metrics: dict[str, Any]) -> None:
         loc="left",
         fontsize=10.5,
     )
-    axes.legend(frameon=False, fontsize=9, loc="center right")
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
     _tidy(axes)
 
 
