@@ -12,8 +12,8 @@ from zbkernels.exchangeability.optimizers import RULES
 from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.exchangeability import ergodic_figure, ergodic_report
 from zbkernels.experiments.exchangeability.ensembles import STEP_SIZES, shrunk
-from zbkernels.experiments.exchangeability.ergodic_claims import EQUAL, MIXED, NARROW
-from zbkernels.experiments.exchangeability.ergodic_measures import ANGLE, measure
+from zbkernels.experiments.exchangeability.ergodic_claims import EQUAL, MIXED, NARROW, PLACES
+from zbkernels.experiments.exchangeability.ergodic_measures import ANGLE, IMAGES, measure
 from zbkernels.experiments.units import crc32, work_unit
 
 NARROW_WIDTH = 2
@@ -116,11 +116,22 @@ def run(context: RunContext) -> dict[str, Any]:
             {
                 "kind": kind,
                 "rule": name,
-                "widths": [one(kind, name, width) for width in _widths(plan, kind)],
+                "widths": _drawn([one(kind, name, width) for width in _widths(plan, kind)], plan.stops[-1]),
             }
             for kind, name in cases
         ],
     }
+
+
+def _drawn(widths: list[dict[str, Any]], stop: int) -> list[dict[str, Any]]:
+    """Keep each network's number where the figure shows them: images, at the end, smallest and largest width."""
+    for found in widths:
+        for row in found["rows"]:
+            for place in set(PLACES) & set(row):
+                shown = place == IMAGES and row["step"] == stop and found in (widths[0], widths[-1])
+                if not shown:
+                    del row[place]["kernel"]
+    return widths
 
 
 def _widths(plan: Plan, kind: str) -> tuple[int, ...]:

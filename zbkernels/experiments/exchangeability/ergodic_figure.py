@@ -69,7 +69,8 @@ def _draw_spread(axes: Any, metrics: dict[str, Any], place: str) -> None:
     axes.set_title(f"{PLACE_NAMES[place]}, after {stop} steps", loc="left", fontsize=10.5)
     _width_ticks(axes, [width for width, _ in start])
     low, high = axes.get_ylim()
-    ticks = [tick for tick in (5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200) if low < tick < high]
+    axes.set_ylim(0.5 * low, high)  # room for the legend
+    ticks = [tick for tick in (5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200) if 0.5 * low < tick < high]
     axes.set_yticks(ticks, [str(tick) for tick in ticks])
     axes.set_yticks([], minor=True)
     axes.legend(frameon=False, fontsize=8.5, loc="lower left")
