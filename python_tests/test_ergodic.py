@@ -133,7 +133,7 @@ def test_smoke_run(finished: Path, metrics: dict[str, Any]) -> None:
     assert names == ["config.json", "figure.png", "metrics.json", "table.md"]
     for part in (
         "Before training",
-        "Hypothesis 7: after",
+        "inner layer",
         "One fixed unit",
         "keep a spread",
         "normalised kernel",
@@ -173,8 +173,11 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
     last = metrics["stops"][-1]
     assert verdict(changed("equal", "spread", lambda n: n**-0.2, 0), "Before training") == FAILS
     assert verdict(changed("equal", "spread", lambda n: n**-0.5, 0), "Before training") == HOLDS
-    assert verdict(changed("equal", "effect", lambda n: n / 8, last), "Hypothesis 7: after") == FAILS
-    assert verdict(changed("equal", "effect", lambda n: 1 + 2 / n, last), "Hypothesis 7: after") == HOLDS
+    for place in ("of zero sum", "of one sign", "first layer, images"):
+        assert verdict(changed("equal", "spread", lambda n: n**-0.1, last), place) == FAILS
+        assert verdict(changed("equal", "spread", lambda n: n**-0.4, last), place) == HOLDS
+        flat = changed("equal", "spread", lambda n: min(n, 32) ** -1.0, last)  # steep, but not at the end
+        assert verdict(flat, place) == FAILS
     assert verdict(changed("equal", "effect", lambda n: 1 - 4 / n, last), "depend on each other") == HOLDS
     assert verdict(changed("equal", "effect", lambda n: 1.0, last), "depend on each other") == FAILS
     assert verdict(changed("equal", "single", lambda n: 9.0), "One fixed unit") == FAILS
