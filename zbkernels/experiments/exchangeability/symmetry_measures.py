@@ -27,6 +27,7 @@ SCALE, SHIFT, PAIR = "scale", "shift", "pair"
 LEVEL = 0.05
 # Level times (permutations + 1) is whole, so that a test at the level rejects with just that probability.
 POWER_PERMUTATIONS = 39
+ONE_HOT, ONE_HOT_STEPS = (9, 8, 8, 9), 80  # layers of the networks on one-hot inputs
 
 Found = dict[str, Any]
 
@@ -150,6 +151,33 @@ def train_ensemble(
         for _, loss in trained(network, rule, x, (0, steps), batch=batch, seed=0, factors=factors)
     ]
     return network, {"losses": losses}
+
+
+def symmetric_data(
+    rate: float, *, ensembles: int, networks: int, first_seed: int, generator: torch.Generator
+) -> Found:
+    """p-values of many small ensembles that Adam trained on all one-hot inputs at once: data that single out nothing.
+
+    Of the first layer's columns and of the last one's rows, which are exchangeable there: uniform p-values.
+    """
+    found: dict[str, list[float]] = {"columns": [], "rows": []}
+    losses = []
+    for ensemble in range(ensembles):
+        start = first_seed + ensemble * networks
+        network, trained_with = train_ensemble(
+            optimizer("adam", lr=rate),
+            ONE_HOT,
+            torch.eye(ONE_HOT[0]),
+            seeds=range(start, start + networks),
+            steps=ONE_HOT_STEPS,
+            batch=0,
+        )
+        losses.append(trained_with["losses"])
+        for side, w in (("columns", network.weights[0]), ("rows", network.weights[-1])):
+            p = exchangeability(w, side, permutations=POWER_PERMUTATIONS, generator=generator).p
+            found[side].append(p)
+    means = [sum(values) / ensembles for values in zip(*losses, strict=True)]
+    return {**found, "networks": networks, "layers": list(ONE_HOT), "steps": ONE_HOT_STEPS, "losses": means}
 
 
 def planted_rule(
