@@ -133,7 +133,7 @@ def test_smoke_run(finished: Path, metrics: dict[str, Any]) -> None:
     assert names == ["config.json", "figure.png", "metrics.json", "table.md"]
     for part in (
         "Before training",
-        "inner layer",
+        "of zero sum",
         "One fixed unit",
         "keep a spread",
         "normalised kernel",
