@@ -136,7 +136,6 @@ def test_smoke_run(finished: Path, metrics: dict[str, Any]) -> None:
         "of zero sum",
         "One fixed unit",
         "keep a spread",
-        "normalised kernel",
     ):
         assert verdict(metrics, part) == HOLDS, part
     text = (finished / "table.md").read_text()
