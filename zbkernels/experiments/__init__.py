@@ -36,6 +36,8 @@ EXPERIMENTS: dict[str, str] = {
     "random-kernels": "zbkernels.experiments.exchangeability.random_kernels",
     "trained-kernels": "zbkernels.experiments.exchangeability.trained_kernels",
     "kernel-drift": "zbkernels.experiments.exchangeability.kernel_drift",
+    "exchangeability": "zbkernels.experiments.exchangeability.symmetry",
+    "ergodic": "zbkernels.experiments.exchangeability.ergodic",
 }
 
 
