@@ -16,7 +16,7 @@ from torch import Tensor
 
 import zbkernels as zb
 
-# On a CPU both forms take the same time, within 3 % at widths 196 to 1024 (least of 18, one core, 4 layers, batch 256):
+# On a CPU both forms take the same time, within 8 % at widths 196 to 1024 (least of 18, one core, 4 layers, batch 256):
 # 4.9 and 4.8 ms a run and iteration at 256. So stacks are a matter of launches, and of the memory that they hold: three
 # to five times the weights of all runs.
 STACK_UP_TO = 1024

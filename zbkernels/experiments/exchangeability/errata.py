@@ -139,7 +139,7 @@ def _fan_in() -> dict[str, float]:
     """A layer of 784 inputs and 256 units: the mean square of its outputs over that of its inputs."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(784, generator=generator, dtype=torch.float64)
-    w = torch.randn(20, 256, 784, generator=generator, dtype=torch.float64)
+    w = torch.randn(100, 256, 784, generator=generator, dtype=torch.float64)
     gain = float((w @ x).relu().square().mean() / x.square().mean())
     return {"printed: 2 / units": gain * 2 / 256, "right: 2 / inputs": gain * 2 / 784}
 
