@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from zbkernels.experiments import EXPERIMENTS
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs/papers").glob("*.md"))
 sys.path.insert(0, str(ROOT / "docs"))
@@ -59,3 +61,17 @@ def test_a_part_of_a_report_is_taken_by_its_heading(tmp_path: Path, monkeypatch:
     )
     with pytest.raises(ValueError, match="headed 'C'"):
         paper_pages.filled("<!-- part run: C -->\n<!-- end -->\n")
+
+
+def test_the_readme_lists_every_experiment_with_what_its_committed_run_found() -> None:
+    table = (
+        (ROOT / "README.md").read_text(encoding="utf-8").split("### What is reproduced")[1].split("\n\n![")[0]
+    )
+    rows = re.findall(r"^\| [^|]* \| `([\w-]+)[^`]*` \| [^|]* \| ?(\S*) \|", table, re.MULTILINE)
+    found = dict(rows)
+    assert sorted(found) == sorted(EXPERIMENTS)
+    for folder in sorted((ROOT / "docs/results").iterdir()):
+        if (folder / "table.md").exists():
+            text = (folder / "table.md").read_text(encoding="utf-8")
+            hold, fail = text.count("| **holds"), text.count("| **does not hold**")
+            assert found[folder.name] == f"{hold}/{hold + fail}", folder.name
