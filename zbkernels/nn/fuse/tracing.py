@@ -1,0 +1,185 @@
+"""The graph of one module's own forward, with its children as single steps; or the reason why there is none.
+
+A graph is what forward did once. What it did may depend on attributes of the module, on optional arguments and on chance:
+so attributes that were read are kept, to be compared before each call (:mod:`guards`), optional arguments are left at
+their defaults, and a forward that writes attributes or draws random numbers while it decides is not taken.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import random
+import threading
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from zbkernels.nn.fuse.guards import Guard, kept, of_children, of_reads
+
+
+class NotTraced(Exception):
+    """There is no graph of a module; the message is why."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a module's forward does in its present mode.
+
+    Attributes:
+        inputs: names of the arguments without a default, which must be tensors.
+        guards: what forward looked at, which must still be so when the graph is used.
+    """
+
+    graph: fx.Graph
+    inputs: tuple[str, ...]
+    guards: tuple[Guard, ...]
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def trace(module: nn.Module) -> Traced:
+    """The graph of ``module.forward`` as its class defines it.
+
+    Raises:
+        NotTraced: it depends on values, on isinstance, on chance, writes attributes or takes any number of arguments.
+    """
+    inputs, defaults = _arguments(module)
+    _look_at_source(module)
+    with _no_chance(), _recorded(module) as (reads, written):
+        try:
+            graph = _Tracer().trace(module, concrete_args=defaults)
+        except Exception as error:  # whatever someone's forward raises when it is given proxies
+            raise NotTraced(f"its forward cannot be traced: {_one_line(error)}") from error
+    paths = {id(each): path for path, each in module.named_modules()}
+    guards = of_reads((paths[owner], name, value) for (owner, name), value in reads.items())
+    changed = [*written, *(each.attributes[0][0] for each in guards if not each.holds(module))]
+    if changed:
+        raise NotTraced(f"its forward changes the attribute {changed[0]}")
+    return Traced(graph, inputs, (*guards, *of_children(module, graph)))
+
+
+def _arguments(module: nn.Module) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of the arguments that must be given, and the values of those that need not."""
+    try:
+        parameters = inspect.signature(types.MethodType(type(module).forward, module)).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise NotTraced(f"its forward has no signature: {_one_line(error)}") from error
+    inputs, defaults = [], {}
+    for each in parameters:
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            raise NotTraced(f"its forward takes any number of arguments (*{each.name})")
+        if each.default is each.empty:
+            inputs.append(each.name)
+        else:
+            defaults[each.name] = each.default
+    return tuple(inputs), defaults
+
+
+# What a proxy answers otherwise than a tensor does, so that forward takes another branch than it would, and what a trace
+# would settle once although it may change from call to call, or would drop.
+_ASKED = {
+    "isinstance": "asks for the type of a value",
+    "issubclass": "asks for the type of a value",
+    "type": "asks for the type of a value",
+    "hasattr": "asks for an attribute of a value",
+    "is_grad_enabled": "asks whether gradients are recorded",
+    "is_autocast_enabled": "asks for autocast",
+    "is_compiling": "asks whether it is compiled",
+    "checkpoint": "recomputes parts of itself in the backward",
+    "print": "prints",
+}
+_GLOBALS_ONLY = ("type", "print")  # x.type(…) is a conversion
+
+
+def _look_at_source(module: nn.Module) -> None:
+    """Refuse what a trace would get wrong without noticing."""
+    if type(module).__module__.startswith("torch.nn."):
+        return
+    for name, code in _codes(type(module)):
+        for each in dis.get_instructions(code):
+            word = each.argval if isinstance(each.argval, str) else ""
+            if word in _ASKED and (word not in _GLOBALS_ONLY or each.opname in ("LOAD_GLOBAL", "LOAD_NAME")):
+                raise NotTraced(f"its {name} {_ASKED[word]} ({word})")
+
+
+def _codes(kind: type[nn.Module]) -> Iterator[tuple[str, types.CodeType]]:
+    """The code of forward, of the class's own methods that it names, and what is nested in them."""
+    seen: set[str] = set()
+    todo: list[tuple[str, Any]] = [("forward", getattr(kind, "forward", None))]
+    while todo:
+        name, function = todo.pop()
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else function
+        if not isinstance(code, types.CodeType):
+            continue
+        yield name, code
+        todo += [(name, const) for const in code.co_consts if isinstance(const, types.CodeType)]
+        for other in set(code.co_names) - seen:
+            seen.add(other)
+            method = inspect.getattr_static(kind, other, None)
+            if isinstance(method, types.FunctionType) and method.__module__ != nn.Module.__module__:
+                todo.append((other, method))
+
+
+@contextmanager
+def _recorded(module: nn.Module) -> Iterator[tuple[Reads, list[str]]]:
+    """Which plain attributes of the module and its children are read, with their values, and which are written."""
+    inside = {id(each) for each in module.modules()}
+    reads: Reads = {}
+    written: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
+    put = nn.Module.__setattr__
+
+    def get_and_note(self: nn.Module, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if name[0] != "_" and id(self) in inside and name in self.__dict__:
+            reads.setdefault((id(self), name), kept(value))
+        return value
+
+    def put_and_note(self: nn.Module, name: str, value: Any) -> None:
+        if id(self) in inside:
+            written.setdefault((id(self), name), (self, self.__dict__.get(name, _MISSING)))
+        put(self, name, value)
+
+    names: list[str] = []
+    with _LOCK:
+        nn.Module.__getattribute__ = get_and_note  # type: ignore[method-assign, assignment]
+        nn.Module.__setattr__ = put_and_note  # type: ignore[method-assign]
+        try:
+            yield reads, names
+        finally:
+            del nn.Module.__getattribute__
+            nn.Module.__setattr__ = put  # type: ignore[method-assign]
+            for (_, name), (each, before) in written.items():  # a proxy must not stay in anyone's model
+                names.append(name)
+                each.__dict__.pop(name, None) if before is _MISSING else each.__dict__.__setitem__(name, before)
+
+
+_LOCK = threading.Lock()
+_MISSING = object()
+Reads = dict[tuple[int, str], Any]  # (id of the module, attribute) -> what it held
+
+
+@contextmanager
+def _no_chance() -> Iterator[None]:
+    before = random.getstate(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        drawn = random.getstate() != before[0] or not torch.equal(torch.get_rng_state(), before[1])
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+    if drawn:
+        raise NotTraced("its forward draws random numbers before it decides what to do")
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:120]}" if text else type(error).__name__
