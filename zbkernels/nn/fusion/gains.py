@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from zbkernels.nn.fuse.chains import CONV, Chain, op_of
+from zbkernels.nn.fusion.chains import CONV, Chain, op_of
 from zbkernels.ops._choice import LEAST_GAIN
 
 ROUNDS, WARM_UP, SECONDS = 7, 2, 0.5  # of a measurement: at most so long
@@ -33,12 +33,20 @@ def by_rule(chain: Chain) -> Choice:
         return Choice(False, "linear_relu runs at torch's speed; give x to have it measured")
     if chain.arguments["pool"] != "none":
         return Choice(True, "the un-pooled map is not written")
-    module = chain.module
-    if isinstance(module, nn.Conv2d):
-        simple = (module.kernel_size, module.stride, module.dilation, module.groups) == ((3, 3), (1, 1), (1, 1), 1)
-        if simple and module.in_channels >= 16:
-            return Choice(True, "3x3 with stride 1: fewer multiplications")
+    shape = chain.weight_shape
+    settings = [chain.arguments[name] for name in ("stride", "dilation", "groups")]
+    if (
+        shape is not None
+        and shape[1] >= 16
+        and shape[2:] == (3, 3)
+        and all(each in (1, (1, 1), [1, 1]) for each in settings)
+    ):
+        return Choice(True, "3x3 with stride 1: fewer multiplications")
     return Choice(False, "without a pool it may be slower than torch; give x to have it measured")
+
+
+def always(chain: Chain) -> Choice:
+    return Choice(True, "asked for")
 
 
 def measured(chain: Chain, x: Tensor, weight: Tensor, *, training: bool) -> Choice:
@@ -64,7 +72,8 @@ def measured(chain: Chain, x: Tensor, weight: Tensor, *, training: bool) -> Choi
     for _ in range(WARM_UP):
         timed(steps), timed(op)
     begin = time.perf_counter()
-    ratios, ours = [], []
+    ratios: list[float] = []
+    ours: list[float] = []
     while len(ratios) < ROUNDS and (len(ratios) < 3 or time.perf_counter() - begin < SECONDS):
         theirs, own = timed(steps), timed(op)
         ratios.append(theirs / own)

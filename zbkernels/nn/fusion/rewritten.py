@@ -1,8 +1,8 @@
 """A module whose forward runs fused ops where that was found to be the same, and its class's own forward where not.
 
 The module gets a subclass of its class, made here, with a forward of its own: names, parameters, children, hooks and
-``isinstance`` stay as they are, and so do copies, pickles and replicas. Each way through forward (training or not, other
-attributes) has a graph of its own; a call that fits none runs the class's forward, unfused.
+``isinstance`` stay as they are, and so do copies, pickles and replicas. Each way through forward (training or not,
+other attributes) has a graph of its own; a call that fits none runs the class's forward, unfused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from zbkernels.nn.fuse.chains import Chain, find, op_of
-from zbkernels.nn.fuse.guards import Guard, of_layer
-from zbkernels.nn.fuse.tracing import NotTraced, trace
+from zbkernels.nn.fusion.chains import Chain, find, op_of, put_in
+from zbkernels.nn.fusion.guards import Guard, of_layer
+from zbkernels.nn.fusion.tracing import NotTraced, trace
 
 STATE = "_zb_fused"
 _MOST_WAYS = 8  # through one forward; a module that has more of them runs unfused where these don't fit
@@ -37,7 +37,7 @@ class Way:
     def fits(self, module: nn.Module, count: int) -> bool:
         if count != len(self.inputs):
             return False
-        for guard in self.guards:  # no generator: torch.compile reads this
+        for guard in self.guards:  # noqa: SIM110  (torch.compile reads this, and takes no generators)
             if not guard.holds(module):
                 return False
         return True
@@ -84,11 +84,13 @@ class State:
         return way.function if way.fits(module, len(args)) else None
 
 
-def way_through(module: nn.Module, accepted: frozenset[Key], ops: Mapping[Key, Callable[..., Any]] | None = None) -> Way:
+def way_through(
+    module: nn.Module, accepted: frozenset[Key], ops: Mapping[Key, Callable[..., Any]] | None = None
+) -> Way:
     """Trace the module as it is now and put the accepted chains' ops in, or ``ops`` in their place.
 
     Raises:
-        NotTraced: as :func:`zbkernels.nn.fuse.tracing.trace`.
+        NotTraced: as :func:`zbkernels.nn.fusion.tracing.trace`.
     """
     traced = trace(module)
     guards = list(traced.guards)
@@ -113,22 +115,6 @@ def keyed(module: nn.Module, graph: fx.Graph) -> dict[Key, Chain | str]:
     return result
 
 
-def put_in(graph: fx.Graph, chain: Chain, op: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    """Put ``op(x, weight, **arguments)`` where the chain begins, in place of the chain."""
-    head, last = chain.nodes[0], chain.nodes[-1]
-    with graph.inserting_before(head):
-        weight = head.args[1] if chain.module is None and len(head.args) > 1 else head.kwargs.get("weight")
-        if chain.module is not None:
-            weight = graph.get_attr(f"{head.target}.weight")
-        x = head.args[0] if head.args else head.kwargs["input"]
-        value = graph.call_function(op, (x, weight), arguments)
-        if chain.moved is not None:
-            value = graph.node_copy(chain.moved, lambda node: value)
-    last.replace_all_uses_with(value)
-    for node in reversed(chain.nodes):
-        graph.erase_node(node)
-
-
 def compiled(graph: fx.Graph) -> Callable[..., Any]:
     """``function(module, *inputs)`` that does what the graph says, on the module's children as they are then."""
     graph.lint()
@@ -148,12 +134,17 @@ def fused_class(kind: type[nn.Module]) -> type[nn.Module]:
 
         @functools.wraps(kind.forward)
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            state = None if kwargs else getattr(self, STATE, None)  # none in what was made of the class, as by slicing
+            state = (
+                None if kwargs else getattr(self, STATE, None)
+            )  # none in what was made of the class, as by slicing
             function = None if state is None else state.function(self, args)
             return kind.forward(self, *args, **kwargs) if function is None else function(self, *args)
 
         def reduce(self: nn.Module, protocol: Any) -> Any:
-            make, arguments, *rest = kind.__reduce_ex__(self, protocol)
+            reduced = kind.__reduce_ex__(self, protocol)
+            if isinstance(reduced, str):  # a global's name: the module is made by importing it
+                return reduced
+            make, arguments, *rest = reduced
             named = tuple(kind if each is type(self) else each for each in arguments)
             return (_made, (kind, make, named), *rest)
 

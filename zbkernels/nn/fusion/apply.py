@@ -9,24 +9,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from zbkernels.nn.fuse import gains, rewritten
-from zbkernels.nn.fuse.chains import Chain
-from zbkernels.nn.fuse.gains import Choice
-from zbkernels.nn.fuse.report import Fused, FusionReport, NotFused
-from zbkernels.nn.fuse.rewritten import Key
-from zbkernels.nn.fuse.tracing import NotTraced, trace
+from zbkernels.nn.fusion import gains, rewritten
+from zbkernels.nn.fusion.chains import Chain
+from zbkernels.nn.fusion.gains import Choice
+from zbkernels.nn.fusion.report import Fused, FusionReport, NotFused
+from zbkernels.nn.fusion.rewritten import Key
+from zbkernels.nn.fusion.tracing import NotTraced, trace
 
 _WHEN = ("measured", "rule", "always")
 
 
 def fuse(model: nn.Module, x: Any = None, *, when: str | None = None) -> FusionReport:
-    """Run each convolution → ReLU → pool, convolution → ReLU and linear → ReLU of a model as one op, where that is faster.
+    """Run convolution → ReLU → pool, convolution → ReLU and linear → ReLU of any model as one op, where that is faster.
 
-    The chains may be modules, functions or methods, in any module's forward: in ``nn.Sequential``, behind a flatten, with
-    in-place or leaky ReLUs, with a max pool before its ReLU, by a module that is used in several places. The model is
-    changed where it is: names, parameters, buffers, children, hooks, ``state_dict`` and ``isinstance`` stay as they are,
-    and :func:`unfuse` undoes it. What one op cannot do stays: a convolution with a bias, one with a hook on it, or whose
-    un-pooled map is used elsewhere (then without its pool). Results stay the same but for rounding.
+    The chains may be modules, functions or methods, in any module's forward: in ``nn.Sequential``, behind a flatten,
+    with in-place or leaky ReLUs, with a max pool before its ReLU, by a module that is used in several places. The model
+    is changed where it is: names, parameters, buffers, children, hooks, ``state_dict`` and ``isinstance`` stay as they
+    are, and :func:`unfuse` undoes it. What one op cannot do stays: a convolution with a bias, one with a hook on it,
+    or whose un-pooled map is used elsewhere (then without its pool). Results stay the same but for rounding.
 
     Each forward is traced by ``torch.fx`` in both modes, and guarded: a call that would go another way (another mode,
     an attribute that was changed, an optional argument, a hook that was added) runs the forward as it was written. A
@@ -34,8 +34,8 @@ def fuse(model: nn.Module, x: Any = None, *, when: str | None = None) -> FusionR
 
     Args:
         model: any module; its mode says what is measured, forward (``eval()``) or a training step (``train()``).
-        x: an input, or a tuple of them. The model is run on it once, without a trace in its buffers or in torch's random
-            numbers, and each chain is measured on the tensors that it meets there.
+        x: an input, or a tuple of them. The model is run on it once, without a trace in its buffers or in torch's
+            random numbers, and each chain is measured on the tensors that it meets there.
         when: "measured" (needs x; the default with x), "rule" (by what the benchmarks show; the default without), or
             "always".
 
@@ -50,7 +50,9 @@ def fuse(model: nn.Module, x: Any = None, *, when: str | None = None) -> FusionR
         raise TypeError(f"fuse: expected model to be an nn.Module, got {type(model).__name__}")
     when = when or ("rule" if x is None else "measured")
     if when not in _WHEN or (when == "measured" and x is None):
-        known = f"one of {', '.join(_WHEN)}" if when not in _WHEN else "'rule' or 'always' where x is not given"
+        known = (
+            f"one of {', '.join(_WHEN)}" if when not in _WHEN else "'rule' or 'always' where x is not given"
+        )
         raise ValueError(f"fuse: expected when to be {known}, got {when!r}")
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -60,7 +62,7 @@ def fuse(model: nn.Module, x: Any = None, *, when: str | None = None) -> FusionR
     if when == "measured":
         choices = _measure(model, x, found)
     else:
-        take = {"rule": gains.by_rule, "always": lambda chain: Choice(True, "asked for")}[when]
+        take = gains.by_rule if when == "rule" else gains.always
         choices = {place: take(chain) for place, chain in found.items()}
     fused = []
     accepted: dict[str, set[Key]] = {}

@@ -16,7 +16,15 @@ _MISSING = object()
 # What the layers of a chain do, beyond their class. Their other attributes say nothing of it.
 _SETTINGS = (
     *("stride", "padding", "dilation", "groups", "padding_mode", "bias", "negative_slope"),
-    *("kernel_size", "ceil_mode", "count_include_pad", "divisor_override", "return_indices", "start_dim", "end_dim"),
+    *(
+        "kernel_size",
+        "ceil_mode",
+        "count_include_pad",
+        "divisor_override",
+        "return_indices",
+        "start_dim",
+        "end_dim",
+    ),
 )
 
 

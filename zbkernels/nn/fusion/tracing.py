@@ -1,12 +1,13 @@
 """The graph of one module's own forward, with its children as single steps; or the reason why there is none.
 
-A graph is what forward did once. What it did may depend on attributes of the module, on optional arguments and on chance:
-so attributes that were read are kept, to be compared before each call (:mod:`guards`), optional arguments are left at
-their defaults, and a forward that writes attributes or draws random numbers while it decides is not taken.
+A graph is what forward did once. What it did may depend on attributes of the module, on optional arguments and on
+chance: so attributes that were read are kept, to be compared before each call (:mod:`guards`), optional arguments are
+left at their defaults, and a forward that writes attributes or draws random numbers while it decides is not taken.
 """
 
 from __future__ import annotations
 
+import copy
 import dis
 import inspect
 import random
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from zbkernels.nn.fuse.guards import Guard, kept, of_children, of_reads
+from zbkernels.nn.fusion.guards import Guard, kept, of_children, of_reads
 
 
 class NotTraced(Exception):
@@ -54,16 +55,15 @@ def trace(module: nn.Module) -> Traced:
     """
     inputs, defaults = _arguments(module)
     _look_at_source(module)
-    with _no_chance(), _recorded(module) as (reads, written):
+    record = _Record(module)
+    with _no_chance(), record.kept():
         try:
             graph = _Tracer().trace(module, concrete_args=defaults)
         except Exception as error:  # whatever someone's forward raises when it is given proxies
             raise NotTraced(f"its forward cannot be traced: {_one_line(error)}") from error
-    paths = {id(each): path for path, each in module.named_modules()}
-    guards = of_reads((paths[owner], name, value) for (owner, name), value in reads.items())
-    changed = [*written, *(each.attributes[0][0] for each in guards if not each.holds(module))]
-    if changed:
-        raise NotTraced(f"its forward changes the attribute {changed[0]}")
+    if record.changed:
+        raise NotTraced(f"its forward changes the attribute {record.changed[0]}")
+    guards = of_reads((path, name, value) for (path, name), value in record.reads.items())
     return Traced(graph, inputs, (*guards, *of_children(module, graph)))
 
 
@@ -84,8 +84,8 @@ def _arguments(module: nn.Module) -> tuple[tuple[str, ...], dict[str, Any]]:
     return tuple(inputs), defaults
 
 
-# What a proxy answers otherwise than a tensor does, so that forward takes another branch than it would, and what a trace
-# would settle once although it may change from call to call, or would drop.
+# What a proxy answers otherwise than a tensor does, so that forward takes another branch than it would; and what a
+# trace would settle once although it may change from call to call, or would drop.
 _ASKED = {
     "isinstance": "asks for the type of a value",
     "issubclass": "asks for the type of a value",
@@ -129,42 +129,67 @@ def _codes(kind: type[nn.Module]) -> Iterator[tuple[str, types.CodeType]]:
                 todo.append((other, method))
 
 
-@contextmanager
-def _recorded(module: nn.Module) -> Iterator[tuple[Reads, list[str]]]:
-    """Which plain attributes of the module and its children are read, with their values, and which are written."""
-    inside = {id(each) for each in module.modules()}
-    reads: Reads = {}
-    written: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
-    put = nn.Module.__setattr__
-
-    def get_and_note(self: nn.Module, name: str) -> Any:
-        value = object.__getattribute__(self, name)
-        if name[0] != "_" and id(self) in inside and name in self.__dict__:
-            reads.setdefault((id(self), name), kept(value))
-        return value
-
-    def put_and_note(self: nn.Module, name: str, value: Any) -> None:
-        if id(self) in inside:
-            written.setdefault((id(self), name), (self, self.__dict__.get(name, _MISSING)))
-        put(self, name, value)
-
-    names: list[str] = []
-    with _LOCK:
-        nn.Module.__getattribute__ = get_and_note  # type: ignore[method-assign, assignment]
-        nn.Module.__setattr__ = put_and_note  # type: ignore[method-assign]
-        try:
-            yield reads, names
-        finally:
-            del nn.Module.__getattribute__
-            nn.Module.__setattr__ = put  # type: ignore[method-assign]
-            for (_, name), (each, before) in written.items():  # a proxy must not stay in anyone's model
-                names.append(name)
-                each.__dict__.pop(name, None) if before is _MISSING else each.__dict__.__setitem__(name, before)
-
-
 _LOCK = threading.Lock()
 _MISSING = object()
-Reads = dict[tuple[int, str], Any]  # (id of the module, attribute) -> what it held
+
+
+class _Record:
+    """Which plain attributes of a module and its children are read, with their values, and which are changed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.paths = {id(each): path for path, each in module.named_modules()}
+        self.reads: dict[tuple[str, str], Any] = {}  # (path, attribute) -> what it held
+        self.changed: list[str] = []
+        self._contents: dict[int, tuple[str, Any, Any]] = {}  # of lists, dicts and sets that were read
+        self._written: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Watch within the block, and put everything back that was changed there: a proxy must not stay in a model."""
+        put = nn.Module.__setattr__
+
+        def get_and_note(module: nn.Module, name: str) -> Any:
+            value = object.__getattribute__(module, name)
+            if name[0] != "_" and id(module) in self.paths and name in module.__dict__:
+                self._note(self.paths[id(module)], name, value)
+            return value
+
+        def put_and_note(module: nn.Module, name: str, value: Any) -> None:
+            if id(module) in self.paths:
+                self._written.setdefault((id(module), name), (module, module.__dict__.get(name, _MISSING)))
+            put(module, name, value)
+
+        with _LOCK:
+            nn.Module.__getattribute__ = get_and_note  # type: ignore[method-assign, assignment]
+            nn.Module.__setattr__ = put_and_note  # type: ignore[method-assign, assignment]
+            try:
+                yield
+            finally:
+                del nn.Module.__getattribute__
+                nn.Module.__setattr__ = put  # type: ignore[method-assign]
+                self._put_back()
+
+    def _note(self, path: str, name: str, value: Any) -> None:
+        self.reads.setdefault((path, name), kept(value))
+        if isinstance(value, (list, dict, set)):
+            self._contents.setdefault(id(value), (name, value, copy.copy(value)))
+
+    def _put_back(self) -> None:
+        for (_, name), (module, before) in self._written.items():
+            self.changed.append(name)
+            if before is _MISSING:
+                module.__dict__.pop(name, None)
+            else:
+                module.__dict__[name] = before
+        for name, value, before in self._contents.values():
+            if [*map(id, _items(value))] != [*map(id, _items(before))]:
+                self.changed.append(name)
+                value.clear()
+                value.extend(before) if isinstance(value, list) else value.update(before)
+
+
+def _items(value: Any) -> list[Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else list(value)
 
 
 @contextmanager

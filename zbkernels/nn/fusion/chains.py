@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.utils import parametrize
 
-from zbkernels.nn.fuse.guards import hooked
+from zbkernels.nn.fusion.guards import hooked
 from zbkernels.ops.conv_relu_pool2d import conv_relu_pool2d
 from zbkernels.ops.linear_relu import linear_relu
 
@@ -43,6 +43,22 @@ class Chain:
     moved: fx.Node | None = None
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def weight(self) -> fx.Node | None:
+        """The weight's node, where a function was given it."""
+        head = self.nodes[0]
+        if self.module is not None:
+            return None
+        return head.args[1] if len(head.args) > 1 else head.kwargs["weight"]  # type: ignore[return-value]
+
+    @property
+    def weight_shape(self) -> tuple[int, ...] | None:
+        """[K, C/groups, R, S] or [out, in], where the module or the graph knows it."""
+        if self.module is not None:
+            return tuple(self.module.weight.shape)  # type: ignore[arg-type]
+        example = None if self.weight is None else self.weight.meta.get("example_value")
+        return tuple(example.shape) if isinstance(example, torch.Tensor) else None
+
     def __str__(self) -> str:
         steps = [self.kind if self.kind == LINEAR else "conv", "relu"]
         if self.arguments.get("negative_slope"):
@@ -57,13 +73,31 @@ def op_of(chain: Chain) -> Callable[..., Any]:
     return conv_relu_pool2d if chain.kind == CONV else linear_relu
 
 
+def put_in(graph: fx.Graph, chain: Chain, op: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Put ``op(x, weight, **arguments)`` where the chain begins, in place of the chain."""
+    head, last = chain.nodes[0], chain.nodes[-1]
+    with graph.inserting_before(head):
+        weight = chain.weight or graph.get_attr(f"{head.target}.weight")
+        x = head.args[0] if head.args else head.kwargs["input"]
+        value = graph.call_function(op, (x, weight), arguments)
+        if chain.moved is not None:
+            value = graph.node_copy(chain.moved, lambda node: value)
+    last.replace_all_uses_with(value)
+    for node in reversed(chain.nodes):
+        graph.erase_node(node)
+
+
 def find(root: nn.Module, graph: fx.Graph) -> Iterator[tuple[str, Chain | str]]:
     """(name of the convolution or linear layer, its chain or why it has none), in the order of the graph."""
     for node in graph.nodes:
         kind = _head(root, node)
         if kind is None:
             continue
-        name = str(node.target) if node.op == "call_module" else getattr(node.target, "__name__", str(node.target))
+        name = (
+            str(node.target)
+            if node.op == "call_module"
+            else getattr(node.target, "__name__", str(node.target))
+        )
         try:
             yield name, _chain(root, node, kind, name)
         except NotFused as why:
@@ -119,7 +153,7 @@ def _head(root: nn.Module, node: fx.Node) -> str | None:
     if node.op == "call_function":
         if node.target in (F.conv2d, torch.conv2d):
             return CONV
-        return LINEAR if node.target is F.linear else None
+        return LINEAR if node.target in (F.linear, torch._C._nn.linear) else None
     if node.op != "call_module":
         return None
     module = root.get_submodule(str(node.target))
@@ -241,7 +275,13 @@ def _bound(signature: Callable[..., Any], node: fx.Node) -> dict[str, Any]:
 
 # What torch's functions take, some of which are builtins without a signature.
 def _conv2d(
-    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: Any = 1
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: Any = 1,
 ) -> None: ...
 
 
