@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_dense import FPN
 from torch import nn
 
 import zbkernels as zb
@@ -380,6 +381,73 @@ def test_compiles_and_exports_in_one_graph() -> None:
         program = torch.export.export(model, (x,), strict=strict)
         assert sum("zb.conv_relu_pool2d" in str(node.target) for node in program.graph.nodes) == 3
         close(program.module()(x), expected)
+
+
+def test_what_only_passes_a_value_on_stands_in_no_chains_way() -> None:
+    class Passing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 4, 3, bias=False)
+            self.bn = nn.Identity()  # what is left of a batch norm
+            self.drop = nn.Dropout2d()
+            self.conv2 = nn.Conv2d(4, 4, 3, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.max_pool2d(self.drop(F.relu(self.bn(self.conv(x)))), 2)
+            return F.relu(F.max_pool2d(F.dropout(self.conv2(x), training=self.training), 2))
+
+    torch.manual_seed(0)
+    model, x = Passing(), images()
+    plain = copy.deepcopy(model)
+    report = fuse(model, when="always")
+    assert {each.path: each.chain for each in report.fused} == {
+        "conv": "conv → relu",  # in training, which is looked at first: the dropout is awake
+        "conv2": "conv → relu → max_pool",
+    }
+    assert "in eval() alone: a dropout stands within" in str(report)
+    for change in (nn.Module.train, nn.Module.eval, lambda m: m.drop.train(), lambda m: m.train().drop.eval()):
+        outputs = []
+        for each in (model, plain):
+            change(each)
+            torch.manual_seed(1)
+            outputs.append(each(x))
+        close(*outputs)
+    model.eval().bn.register_forward_hook(lambda module, args, output: output * 3)
+    close(model(x), plain.eval()(x) * 3)
+
+
+def test_an_assert_of_a_value_stays_one() -> None:
+    torch.manual_seed(0)
+    model = FPN(bias=False, width=4)  # in a file of its own, since pytest rewrites the asserts of this one
+    plain = copy.deepcopy(model)
+    x = torch.randn(2, 3, 16, 16)
+    assert "smooth.0" in names(fuse(model, when="always"))
+    for actual, expected in zip(model(x), plain(x), strict=True):
+        close(actual, expected)
+    for wrong in (x[0], x[:, :2]):
+        with pytest.raises(AssertionError, match="expected images, got"):
+            plain(wrong)
+        with pytest.raises(AssertionError, match="an assert in the forward of a fused module does not hold"):
+            model(wrong)
+
+
+def test_a_result_may_be_written_into_where_it_could_be_before() -> None:
+    """linear_relu keeps its result for the gradient, as torch's ReLU does and its leaky ReLU does not."""
+    linear = nn.Linear(5, 4, bias=False)
+    for relu, why in ((nn.LeakyReLU(0.1), "its leaky ReLU is not in place"), (nn.LeakyReLU(0.1, True), "")):
+        report = fuse(nn.Sequential(linear, relu), when="always")
+        assert bool(report) == (not why) and why in str(report)
+    for steps in ([nn.LeakyReLU(0.1)], [nn.ReLU(), nn.MaxPool2d(2)], [nn.MaxPool2d(2), nn.LeakyReLU(0.1)]):
+        model = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), *steps)
+        (expected,) = torch.autograd.grad(model(images()).mul_(2).sum(), model[0].weight)
+        assert fuse(model, when="always")
+        (actual,) = torch.autograd.grad(model(images()).mul_(2).sum(), model[0].weight)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_in_the_relus_place_is_named() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+    assert fuse(model).left[0].why == "no ReLU follows, but 1 (BatchNorm2d)"
 
 
 def test_bad_arguments_are_named() -> None:

@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from zbkernels.nn.fusion.guards import hooked
+from zbkernels.nn.fusion.passing import is_dropout, passes
 from zbkernels.ops.conv_relu_pool2d import conv_relu_pool2d
 from zbkernels.ops.linear_relu import linear_relu
 
@@ -108,36 +109,57 @@ def _chain(root: nn.Module, node: fx.Node, kind: str, name: str) -> Chain:
     module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
     arguments = _conv_arguments(node, module) if kind == CONV else _linear_arguments(node, module)
     chain = Chain(kind, name, [node], arguments, module)
-    follower = _only_user(node)
+    follower = _next(root, chain)
     if follower is None:
         raise NotFused("no ReLU follows" if len(node.users) < 2 else "its output is used in several places")
     pool = _pool_arguments(root, follower) if kind == CONV else None
     if pool is not None and pool["pool"] == "max":  # commutes with a ReLU: both keep the order of values
         chain.nodes.append(follower)
         chain.arguments |= pool
-        follower = _only_user(follower)
+        follower = _next(root, chain)
     elif _is_flatten(root, follower):
         chain.moved = follower
         chain.nodes.append(follower)
-        follower = _only_user(follower)
+        follower = _next(root, chain)
     slope = None if follower is None else _slope(root, follower)
-    if slope is None:
-        raise NotFused("no ReLU follows")
-    assert follower is not None
+    if follower is None or slope is None:
+        raise NotFused(f"no ReLU follows{_instead(root, follower)}")
+    if kind == LINEAR and slope and not _in_place(root, follower):
+        # linear_relu keeps its result for its gradient, torch's leaky ReLU keeps what it was given.
+        raise NotFused("its leaky ReLU is not in place, so that what comes after may write into the result")
     chain.nodes.append(follower)
     chain.arguments["negative_slope"] = slope
     if kind == CONV and pool is None:
         chain.arguments["pool"] = "none"
-        after = _only_user(follower) if chain.moved is None else None
+        relu = len(chain.nodes)
+        after = _next(root, chain) if chain.moved is None else None
         pool = None if after is None else _pool_arguments(root, after)
         if after is not None and pool is not None:
             chain.nodes.append(after)
             chain.arguments |= pool
-        elif any(_pool_arguments(root, user) is not None for user in follower.users):
-            chain.notes.append("without its pool: the un-pooled map is used elsewhere")
-    elif kind == CONV and pool is not None and pool["pool"] != "max":
-        raise NotFused("no ReLU follows")
+        else:
+            del chain.nodes[relu:]
+            if any(_pool_arguments(root, user) is not None for user in follower.users):
+                chain.notes.append("without its pool: the un-pooled map is used elsewhere")
+    if any(passes(root, each) and is_dropout(root, each) for each in chain.nodes):
+        chain.notes.append("in eval() alone: a dropout stands within")
     return chain
+
+
+def _next(root: nn.Module, chain: Chain) -> fx.Node | None:
+    """The only user of the chain's value that does something; those before it that do nothing join the chain."""
+    follower = _only_user(chain.nodes[-1])
+    while follower is not None and passes(root, follower):
+        chain.nodes.append(follower)
+        follower = _only_user(follower)
+    return follower
+
+
+def _instead(root: nn.Module, follower: fx.Node | None) -> str:
+    """What stands where a ReLU would have to, if it is a layer."""
+    if follower is None or follower.op != "call_module":
+        return ""
+    return f", but {follower.target} ({type(root.get_submodule(str(follower.target))).__name__})"
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
@@ -218,6 +240,13 @@ def _slope(root: nn.Module, node: fx.Node) -> float | None:
     elif node.target in (F.leaky_relu, F.leaky_relu_):
         slope = _bound(_leaky, node)["negative_slope"]
     return slope if isinstance(slope, (int, float)) and 0 <= slope <= 1 else None
+
+
+def _in_place(root: nn.Module, node: fx.Node) -> bool:
+    """Of a leaky ReLU."""
+    if node.op == "call_module":
+        return bool(root.get_submodule(str(node.target)).inplace)
+    return node.target is F.leaky_relu_ or bool(_bound(_leaky, node)["inplace"])
 
 
 def _pool_arguments(root: nn.Module, node: fx.Node) -> dict[str, Any] | None:

@@ -81,7 +81,8 @@ def of_children(root: nn.Module, graph: fx.Graph) -> list[Guard]:
 def of_layer(root: nn.Module, path: str) -> Guard:
     """For a layer whose call an op stands for."""
     layer = root.get_submodule(path)
-    attributes = tuple((name, kept(getattr(layer, name))) for name in _SETTINGS if hasattr(layer, name))
+    names = (*_SETTINGS, "training") if isinstance(layer, nn.modules.dropout._DropoutNd) else _SETTINGS
+    attributes = tuple((name, kept(getattr(layer, name))) for name in names if hasattr(layer, name))
     return Guard(_names(path), type(layer), attributes, bare=True)
 
 

@@ -46,6 +46,36 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """An assert stays one in the graph; else a forward that asks for values has no graph."""
+        asking = inspect.currentframe()
+        while asking is not None and asking.f_code.co_name in ("to_bool", "__bool__"):
+            asking = asking.f_back
+        if asking is None or not _asserts(asking.f_code, asking.f_lasti):
+            return super().to_bool(obj)
+        self.create_proxy("call_function", torch._assert, (obj, _ASSERT), {})
+        return True
+
+
+_ASSERT = "an assert in the forward of a fused module does not hold; zb.unfuse(model) brings its message back"
+
+
+def _asserts(code: types.CodeType, at: int) -> bool:
+    """Whether the condition that the instruction asks for leads to an AssertionError at once where it is false."""
+    instructions = list(dis.get_instructions(code))
+    (now,) = [index for index, each in enumerate(instructions) if each.offset == at]
+    if instructions[now].opname == "TO_BOOL":  # Python 3.13: the jump is the next one
+        now += 1
+    jump = instructions[now]
+    if "JUMP" not in jump.opname:
+        return False
+    if jump.opname.endswith("IF_TRUE"):
+        target = instructions[now + 1]
+    else:
+        target = next(each for each in instructions if each.offset == jump.argval)
+    raises = target.opname == "LOAD_ASSERTION_ERROR" or target.argval is AssertionError
+    return raises and jump.opname.endswith(("IF_TRUE", "IF_FALSE"))
+
 
 def trace(module: nn.Module) -> Traced:
     """The graph of ``module.forward`` as its class defines it.
