@@ -1,7 +1,7 @@
 """What ``torch.onnx.export`` writes in place of an op: torch's own operations, of which it knows each.
 
-Only the exporter looks into this table; ``torch.compile`` and ``torch.export`` keep the ops as they are. The NAP ops are
-not in it: no operation of ONNX packs bits into words, and the exporter says so by the op's name.
+Only the exporter looks into this table; ``torch.compile`` and ``torch.export`` keep the ops as they are. The NAP ops
+are not in it: no operation of ONNX packs bits into words, and the exporter says so by the op's name.
 """
 
 from __future__ import annotations
