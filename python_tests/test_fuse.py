@@ -450,6 +450,16 @@ def test_a_layer_in_the_relus_place_is_named() -> None:
     assert fuse(model).left[0].why == "no ReLU follows, but 1 (BatchNorm2d)"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_older_onnx_exporter_sees_the_layers_as_they_were_written() -> None:
+    onnx = pytest.importorskip("onnx")
+    model, file = net(), io.BytesIO()
+    assert fuse(model, when="always")
+    torch.onnx.export(model, (images(),), file, dynamo=False)
+    found = [node.op_type for node in onnx.load_model_from_string(file.getvalue()).graph.node]
+    assert found[:6] == ["Conv", "Relu", "MaxPool", "Conv", "MaxPool", "Relu"]
+
+
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(TypeError, match=r"fuse: expected model to be an nn.Module, got function"):
         fuse(F.relu)  # type: ignore[arg-type]
