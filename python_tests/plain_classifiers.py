@@ -343,9 +343,7 @@ class GoogLeNet(nn.Module):
 class MLP(nn.Module):
     def __init__(self, bias=True, width=512):
         super().__init__()
-        self.layers = nn.ModuleList(
-            [nn.Linear(784, width, bias=bias), nn.Linear(width, width, bias=bias)]
-        )
+        self.layers = nn.ModuleList([nn.Linear(784, width, bias=bias), nn.Linear(width, width, bias=bias)])
         self.head = nn.Linear(width, 10, bias=bias)
 
     def forward(self, x):

@@ -59,8 +59,7 @@ class UNet(nn.Module):
         x3 = self.down2(x2)
         x = self.up1(x3, x2)
         x = self.up2(x, x1)
-        logits = self.outc(x)
-        return logits
+        return self.outc(x)
 
 
 class DnCNN(nn.Module):

@@ -1,6 +1,6 @@
 """Networks with residual or dense connections and light ones for phones, in plain torch code as it is usually written.
 
-``bias`` and ``width`` as in plain_classifiers.py. Some lose their batch norm by ``norm_layer=nn.Identity``, as people do.
+``bias`` and ``width`` as in plain_classifiers.py. Some lose their batch norms by ``norm_layer=nn.Identity``.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class Bottleneck(nn.Module):
         if self.downsample is not None:
             residual = self.downsample(x)
         out = out + residual
-        out = self.relu(out)
-        return out
+        return self.relu(out)
 
 
 class ResNet(nn.Module):
@@ -259,8 +258,7 @@ class InvertedResidual(nn.Module):
     def forward(self, x):
         if self.use_res_connect:
             return x + self.conv(x)
-        else:
-            return self.conv(x)
+        return self.conv(x)
 
 
 class MobileNetV2(nn.Module):

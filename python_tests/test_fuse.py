@@ -405,7 +405,12 @@ def test_what_only_passes_a_value_on_stands_in_no_chains_way() -> None:
         "conv2": "conv → relu → max_pool",
     }
     assert "in eval() alone: a dropout stands within" in str(report)
-    for change in (nn.Module.train, nn.Module.eval, lambda m: m.drop.train(), lambda m: m.train().drop.eval()):
+    for change in (
+        nn.Module.train,
+        nn.Module.eval,
+        lambda m: m.drop.train(),
+        lambda m: m.train().drop.eval(),
+    ):
         outputs = []
         for each in (model, plain):
             change(each)

@@ -32,7 +32,9 @@ def step(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
     model.zero_grad()
     torch.manual_seed(3)  # of dropout
     found = {f"output {i}": leaf for i, leaf in enumerate(leaves(model(*inputs)))}
-    sum((leaf * torch.linspace(-1, 1, leaf.numel()).view_as(leaf)).sum() for leaf in found.values()).backward()  # type: ignore[union-attr]
+    sum(
+        (leaf * torch.linspace(-1, 1, leaf.numel()).view_as(leaf)).sum() for leaf in found.values()
+    ).backward()  # type: ignore[union-attr]
     found |= {f"gradient of input {i}": each.grad for i, each in enumerate(inputs)}
     found |= {f"gradient of {name}": each.grad for name, each in model.named_parameters()}
     found |= {f"buffer {name}": each.clone() for name, each in model.named_buffers()}

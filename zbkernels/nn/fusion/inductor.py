@@ -17,7 +17,7 @@ from zbkernels.nn.fusion import gains
 from zbkernels.nn.fusion.chains import CONV, Chain, NotFused, find, put_in
 from zbkernels.ops._geometry import Geometry, pair
 
-_FILES = ("inductor.py", "chains.py", "gains.py")
+_FILES = ("inductor.py", "chains.py", "passing.py", "gains.py")
 
 
 class FusePass(CustomGraphPass):

@@ -62,7 +62,9 @@ class State:
 
     def function(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """What to call instead of forward; None: forward."""
-        if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():  # by TorchScript, which knows no op of ours
+        if (
+            torch.jit.is_tracing() and torch.onnx.is_in_onnx_export()
+        ):  # by TorchScript, which knows no op of ours
             return None
         for each in args:
             if not isinstance(each, torch.Tensor):
