@@ -38,8 +38,8 @@ HEADER = """# fuse on well-known networks
 Milliseconds (medians of {rounds} interleaved rounds) of the networks of `python_tests/plain_architectures.py` at their
 usual width, without biases and batch norms, float32: as they are written, and after `zb.fuse(model, x)`, which fuses
 only what it measured to be faster on the batch. gain: plain over fused; above 1 the fused model is faster. chains: how
-many of those found were fused. A training step is forward, the outputs' sum, backward and SGD. spread: the larger interquartile range
-of the two over its median; a gain within it says nothing. {threads} threads, torch {torch}, {cpu}.
+many of those found were fused. A training step is forward, the outputs' sum, backward and SGD. spread: the larger
+interquartile range of the two over its median; a gain within it says nothing. {threads} threads, torch {torch}, {cpu}.
 Load average {load} when it was done. `python bench/fuse_architectures.py` writes this file.
 
 """
