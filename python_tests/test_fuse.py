@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_dense import FPN
+from plain_dense import FPN, SiameseNet
 from torch import nn
 
 import zbkernels as zb
@@ -417,6 +417,8 @@ def test_what_only_passes_a_value_on_stands_in_no_chains_way() -> None:
             torch.manual_seed(1)
             outputs.append(each(x))
         close(*outputs)
+    assert "x did not come through here; in eval() alone" in str(fuse(model.train(), x))
+    fuse(model, when="always")
     model.eval().bn.register_forward_hook(lambda module, args, output: output * 3)
     close(model(x), plain.eval()(x) * 3)
 
@@ -453,6 +455,19 @@ def test_a_result_may_be_written_into_where_it_could_be_before() -> None:
 def test_a_layer_in_the_relus_place_is_named() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())
     assert fuse(model).left[0].why == "no ReLU follows, but 1 (BatchNorm2d)"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_torchscript_gets_the_layers_as_they_were_written() -> None:
+    model, plain = SiameseNet(bias=False, width=4), SiameseNet(bias=False, width=4)
+    plain.load_state_dict(model.state_dict())
+    assert fuse(model, when="always")
+    x = images(28)
+    for make in (torch.jit.script, lambda module: torch.jit.trace(module, (x, x + 1))):
+        close(make(model)(x, x + 1), plain(x, x + 1))
+        assert is_fused(model)
+    with pytest.raises(TypeError, match="got TorchScript"):
+        fuse(torch.jit.script(model))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -7,6 +7,7 @@ import importlib
 import warnings
 from typing import Any
 
+import bench_tools
 import pytest
 import torch
 from plain_architectures import ARCHITECTURES
@@ -87,6 +88,15 @@ def test_an_architecture_stays_the_same(name: str, bias: bool) -> None:
         warnings.simplefilter("ignore", UserWarning)  # lazy layers are new
         model = each.small(bias)
     compare(model, each.small_inputs(), each.chains[0 if bias else 1])
+
+
+def test_the_bench_has_a_row_for_each() -> None:
+    bench = bench_tools.load("fuse_architectures")
+    row = bench.row("MLP", ARCHITECTURES["MLP"], 1)
+    assert len(row) == len(bench.COLUMNS)
+    assert row[:2] == ["MLP", "128x1x28x28"]
+    assert all(row[place].endswith(" of 2") for place in (2, 7))
+    assert all(float(row[place]) > 0 for place in (3, 4, 8, 9))
 
 
 def bias_free(model: nn.Module) -> nn.Module:

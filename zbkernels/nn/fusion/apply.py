@@ -67,7 +67,9 @@ def fuse(model: nn.Module, x: Any = None, *, when: str | None = None) -> FusionR
     fused = []
     accepted: dict[str, set[Key]] = {}
     for (path, key), chain in found.items():
-        choice = choices.get((path, key), Choice(False, "x did not come through here"))
+        choice = choices.get(
+            (path, key), Choice(False, "; ".join(["x did not come through here", *chain.notes]))
+        )
         name = _name(path, key)
         if choice.take:
             accepted.setdefault(path, set()).add(key)

@@ -150,9 +150,18 @@ def fused_class(kind: type[nn.Module]) -> type[nn.Module]:
             named = tuple(kind if each is type(self) else each for each in arguments)
             return (_made, (kind, make, named), *rest)
 
+        def as_written(self: nn.Module) -> Any:
+            """For torch.jit.script, which reads sources: the same module without its fused forward."""
+            twin = object.__new__(kind)
+            twin.__dict__.update({name: value for name, value in self.__dict__.items() if name != STATE})
+            twin.__dict__["_modules"] = dict(self._modules)  # the compiler puts children of its own there
+            prepare = getattr(twin, "__prepare_scriptable__", None)
+            return twin if prepare is None else prepare()
+
         members = {
             "forward": forward,
             "__reduce_ex__": reduce,
+            "__prepare_scriptable__": as_written,
             "__module__": kind.__module__,
             "__qualname__": kind.__qualname__,
             "__doc__": kind.__doc__,
