@@ -62,7 +62,7 @@ _ASSERT = "an assert in the forward of a fused module does not hold; zb.unfuse(m
 
 def _asserts(code: types.CodeType, at: int) -> bool:
     """Whether the condition that the instruction asks for leads to an AssertionError at once where it is false."""
-    instructions = list(dis.get_instructions(code))
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "NOT_TAKEN"]
     (now,) = [index for index, each in enumerate(instructions) if each.offset == at]
     if instructions[now].opname == "TO_BOOL":  # Python 3.13: the jump is the next one
         now += 1
