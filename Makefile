@@ -4,6 +4,7 @@
 # make triton-table  the same of each Triton kernel: bench/results/triton.md
 # make accuracy-table  errors by filter, channels and depth, and predictions under contrast: bench/results/accuracy.md
 # make memory-table  peak memory of training steps beside eager's: bench/results/memory-cpu.md
+# make fuse-table  what fuse gains on well-known networks: bench/results/fuse-architectures.md
 # make sweep    bench/results/sweep.md anew: sizes that cost more an operation than those next to them
 # make lint | typecheck | format | bench | check-cuda-load | clean
 #
@@ -30,7 +31,7 @@ TEST_WORKERS ?= 2
 DEMO_CUDA := ZBKERNELS_CUDA="$${ZBKERNELS_CUDA-$$(nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1 || echo 0)}"
 CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
 
-.PHONY: demo test lint typecheck format build bench ptxas triton-table accuracy-table memory-table sweep check-cuda-load clean \
+.PHONY: demo test lint typecheck format build bench ptxas triton-table accuracy-table memory-table fuse-table sweep check-cuda-load clean \
         pytest-main pytest-triton-interpret pytest-triton-aot
 
 # --- environment: each step leaves a file in .venv and is not redone while that is newer ------------------------
@@ -127,6 +128,9 @@ accuracy-table: build
 
 memory-table: build
 	$(PY) bench/memory.py
+
+fuse-table: build
+	$(PY) bench/fuse_architectures.py
 
 # One thread and some minutes of an idle machine.
 sweep: build

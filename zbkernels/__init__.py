@@ -14,6 +14,7 @@ from zbkernels._version import __version__
 _loader.load()  # before the ops: a library defines them from C++, Python adds only what is missing
 
 from zbkernels import nn  # noqa: E402
+from zbkernels.nn.fusion import enable_inductor_pass, fuse, unfuse  # noqa: E402
 from zbkernels.ops import (  # noqa: E402
     clear_weight_cache,
     conv_relu_pool2d,
@@ -52,7 +53,9 @@ __all__ = [
     "dual_gram",
     "dual_matvec",
     "dual_solve",
+    "enable_inductor_pass",
     "explain",
+    "fuse",
     "get_conv_precision",
     "last_kernel",
     "last_refusals",
@@ -68,6 +71,7 @@ __all__ = [
     "nap_unpack",
     "nn",
     "set_conv_precision",
+    "unfuse",
     "use_backend",
     "weight_cache_info",
 ]

@@ -1,5 +1,6 @@
 """The ops: one module each holds schema, checks, reference, fake, autograd, vmap, samples and public function."""
 
+from zbkernels.ops import _decompositions
 from zbkernels.ops._backend import (
     explain,
     get_conv_precision,
@@ -25,6 +26,8 @@ from zbkernels.ops.nap_hash import nap_hash
 from zbkernels.ops.nap_pack import nap_pack
 from zbkernels.ops.nap_topk import nap_topk
 from zbkernels.ops.nap_unpack import nap_unpack
+
+_decompositions.register()
 
 __all__ = [
     "OPS",

@@ -1,0 +1,132 @@
+"""What must still be so for a traced graph to be what forward would do: attributes, children, hooks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.modules import module as hooks_of_all
+
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_MISSING = object()
+# What the layers of a chain do, beyond their class. Their other attributes say nothing of it.
+_SETTINGS = (
+    *("stride", "padding", "dilation", "groups", "padding_mode", "bias", "negative_slope"),
+    *(
+        "kernel_size",
+        "ceil_mode",
+        "count_include_pad",
+        "divisor_override",
+        "return_indices",
+        "start_dim",
+        "end_dim",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Of one module below (or at, with an empty path) the one whose forward was traced.
+
+    Attributes:
+        path: names of children, from the traced module on.
+        kind: its class; None: any.
+        attributes: names and what they held.
+        children: the names of its children; None: any.
+        bare: no hook may be on it, since its call is not made.
+    """
+
+    path: tuple[str, ...]
+    kind: type | None = None
+    attributes: tuple[tuple[str, Any], ...] = ()
+    children: tuple[str, ...] | None = None
+    bare: bool = False
+
+    def holds(self, module: nn.Module) -> bool:
+        owner: nn.Module | None = module
+        for name in self.path:
+            owner = owner._modules.get(name) if owner is not None else None
+        if owner is None or (self.kind is not None and type(owner) is not self.kind):
+            return False
+        for name, kept in self.attributes:
+            if not same(kept, getattr(owner, name, _MISSING)):
+                return False
+        if self.children is not None and tuple(owner._modules) != self.children:
+            return False
+        return not (self.bare and hooked(owner))
+
+
+def of_reads(reads: Iterable[tuple[str, str, Any]]) -> list[Guard]:
+    """For attributes that forward looked at: (path of the module, name, what :func:`kept` made of the value)."""
+    by_path: dict[str, list[tuple[str, Any]]] = {}
+    for path, name, value in reads:
+        by_path.setdefault(path, []).append((name, value))
+    return [Guard(_names(path), attributes=tuple(found)) for path, found in by_path.items()]
+
+
+def of_children(root: nn.Module, graph: fx.Graph) -> list[Guard]:
+    """For the children of each module that forward went through to reach those that it calls."""
+    paths = {""}
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            names = str(node.target).split(".")
+            paths |= {".".join(names[:length]) for length in range(len(names))}
+    return [Guard(_names(path), children=tuple(root.get_submodule(path)._modules)) for path in sorted(paths)]
+
+
+def of_layer(root: nn.Module, path: str) -> Guard:
+    """For a layer whose call an op stands for."""
+    layer = root.get_submodule(path)
+    names = (*_SETTINGS, "training") if isinstance(layer, nn.modules.dropout._DropoutNd) else _SETTINGS
+    attributes = tuple((name, kept(getattr(layer, name))) for name in names if hasattr(layer, name))
+    return Guard(_names(path), type(layer), attributes, bare=True)
+
+
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(path.split(".")) if path else ()
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether calling the module does more than its forward."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or hooks_of_all._global_forward_hooks
+        or hooks_of_all._global_forward_pre_hooks
+        or hooks_of_all._global_backward_hooks
+        or hooks_of_all._global_backward_pre_hooks
+    )
+
+
+def kept(value: Any) -> Any:
+    """What a later value is to be compared with."""
+    if isinstance(value, _SIMPLE):
+        return value
+    if isinstance(value, (list, tuple, dict, set, frozenset)) and _plain(value):
+        return copy.copy(value)
+    return Identity(value)
+
+
+def _plain(value: Any) -> bool:
+    items = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
+    return all(isinstance(item, _SIMPLE) or (isinstance(item, tuple) and _plain(item)) for item in items)
+
+
+class Identity:
+    """Compared by being the same object: a function, a module that is no child, …"""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def same(before: Any, value: Any) -> bool:
+    """Whether an attribute is what it was."""
+    if isinstance(before, Identity):
+        return before.value is value
+    return type(before) is type(value) and (before is value or bool(before == value))

@@ -1,0 +1,240 @@
+"""The graph of one module's own forward, with its children as single steps; or the reason why there is none.
+
+A graph is what forward did once. What it did may depend on attributes of the module, on optional arguments and on
+chance: so attributes that were read are kept, to be compared before each call (:mod:`guards`), optional arguments are
+left at their defaults, and a forward that writes attributes or draws random numbers while it decides is not taken.
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import inspect
+import random
+import threading
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from zbkernels.nn.fusion.guards import Guard, kept, of_children, of_reads
+
+
+class NotTraced(Exception):
+    """There is no graph of a module; the message is why."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a module's forward does in its present mode.
+
+    Attributes:
+        inputs: names of the arguments without a default, which must be tensors.
+        guards: what forward looked at, which must still be so when the graph is used.
+    """
+
+    graph: fx.Graph
+    inputs: tuple[str, ...]
+    guards: tuple[Guard, ...]
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """An assert stays one in the graph; else a forward that asks for values has no graph."""
+        asking = inspect.currentframe()
+        while asking is not None and asking.f_code.co_name in ("to_bool", "__bool__"):
+            asking = asking.f_back
+        if asking is None or not _asserts(asking.f_code, asking.f_lasti):
+            return super().to_bool(obj)
+        self.create_proxy("call_function", torch._assert, (obj, _ASSERT), {})
+        return True
+
+
+_ASSERT = "an assert in the forward of a fused module does not hold; zb.unfuse(model) brings its message back"
+
+
+def _asserts(code: types.CodeType, at: int) -> bool:
+    """Whether the condition that the instruction asks for leads to an AssertionError at once where it is false."""
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "NOT_TAKEN"]
+    (now,) = [index for index, each in enumerate(instructions) if each.offset == at]
+    if instructions[now].opname == "TO_BOOL":  # Python 3.13: the jump is the next one
+        now += 1
+    jump = instructions[now]
+    if "JUMP" not in jump.opname:
+        return False
+    if jump.opname.endswith("IF_TRUE"):
+        target = instructions[now + 1]
+    else:
+        target = next(each for each in instructions if each.offset == jump.argval)
+    raises = target.opname == "LOAD_ASSERTION_ERROR" or target.argval is AssertionError
+    return raises and jump.opname.endswith(("IF_TRUE", "IF_FALSE"))
+
+
+def trace(module: nn.Module) -> Traced:
+    """The graph of ``module.forward`` as its class defines it.
+
+    Raises:
+        NotTraced: it depends on values, on isinstance, on chance, writes attributes or takes any number of arguments.
+    """
+    inputs, defaults = _arguments(module)
+    _look_at_source(module)
+    record = _Record(module)
+    with _no_chance(), record.kept():
+        try:
+            graph = _Tracer().trace(module, concrete_args=defaults)
+        except Exception as error:  # whatever someone's forward raises when it is given proxies
+            raise NotTraced(f"its forward cannot be traced: {_one_line(error)}") from error
+    if record.changed:
+        raise NotTraced(f"its forward changes the attribute {record.changed[0]}")
+    guards = of_reads((path, name, value) for (path, name), value in record.reads.items())
+    return Traced(graph, inputs, (*guards, *of_children(module, graph)))
+
+
+def _arguments(module: nn.Module) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of the arguments that must be given, and the values of those that need not."""
+    try:
+        parameters = inspect.signature(types.MethodType(type(module).forward, module)).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise NotTraced(f"its forward has no signature: {_one_line(error)}") from error
+    inputs, defaults = [], {}
+    for each in parameters:
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            raise NotTraced(f"its forward takes any number of arguments (*{each.name})")
+        if each.default is each.empty:
+            inputs.append(each.name)
+        else:
+            defaults[each.name] = each.default
+    return tuple(inputs), defaults
+
+
+# What a proxy answers otherwise than a tensor does, so that forward takes another branch than it would; and what a
+# trace would settle once although it may change from call to call, or would drop.
+_ASKED = {
+    "isinstance": "asks for the type of a value",
+    "issubclass": "asks for the type of a value",
+    "type": "asks for the type of a value",
+    "hasattr": "asks for an attribute of a value",
+    "is_grad_enabled": "asks whether gradients are recorded",
+    "is_autocast_enabled": "asks for autocast",
+    "is_compiling": "asks whether it is compiled",
+    "checkpoint": "recomputes parts of itself in the backward",
+    "print": "prints",
+}
+_GLOBALS_ONLY = ("type", "print")  # x.type(…) is a conversion
+
+
+def _look_at_source(module: nn.Module) -> None:
+    """Refuse what a trace would get wrong without noticing."""
+    if type(module).__module__.startswith("torch.nn."):
+        return
+    for name, code in _codes(type(module)):
+        for each in dis.get_instructions(code):
+            word = each.argval if isinstance(each.argval, str) else ""
+            if word in _ASKED and (word not in _GLOBALS_ONLY or each.opname in ("LOAD_GLOBAL", "LOAD_NAME")):
+                raise NotTraced(f"its {name} {_ASKED[word]} ({word})")
+
+
+def _codes(kind: type[nn.Module]) -> Iterator[tuple[str, types.CodeType]]:
+    """The code of forward, of the class's own methods that it names, and what is nested in them."""
+    seen: set[str] = set()
+    todo: list[tuple[str, Any]] = [("forward", getattr(kind, "forward", None))]
+    while todo:
+        name, function = todo.pop()
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else function
+        if not isinstance(code, types.CodeType):
+            continue
+        yield name, code
+        todo += [(name, const) for const in code.co_consts if isinstance(const, types.CodeType)]
+        for other in set(code.co_names) - seen:
+            seen.add(other)
+            method = inspect.getattr_static(kind, other, None)
+            if isinstance(method, types.FunctionType) and method.__module__ != nn.Module.__module__:
+                todo.append((other, method))
+
+
+_LOCK = threading.Lock()
+_MISSING = object()
+
+
+class _Record:
+    """Which plain attributes of a module and its children are read, with their values, and which are changed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.paths = {id(each): path for path, each in module.named_modules()}
+        self.reads: dict[tuple[str, str], Any] = {}  # (path, attribute) -> what it held
+        self.changed: list[str] = []
+        self._contents: dict[int, tuple[str, Any, Any]] = {}  # of lists, dicts and sets that were read
+        self._written: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Watch within the block, and put everything back that was changed there: a proxy must not stay in a model."""
+        put = nn.Module.__setattr__
+
+        def get_and_note(module: nn.Module, name: str) -> Any:
+            value = object.__getattribute__(module, name)
+            if name[0] != "_" and id(module) in self.paths and name in module.__dict__:
+                self._note(self.paths[id(module)], name, value)
+            return value
+
+        def put_and_note(module: nn.Module, name: str, value: Any) -> None:
+            if id(module) in self.paths:
+                self._written.setdefault((id(module), name), (module, module.__dict__.get(name, _MISSING)))
+            put(module, name, value)
+
+        with _LOCK:
+            nn.Module.__getattribute__ = get_and_note  # type: ignore[method-assign, assignment]
+            nn.Module.__setattr__ = put_and_note  # type: ignore[method-assign, assignment]
+            try:
+                yield
+            finally:
+                del nn.Module.__getattribute__
+                nn.Module.__setattr__ = put  # type: ignore[method-assign]
+                self._put_back()
+
+    def _note(self, path: str, name: str, value: Any) -> None:
+        self.reads.setdefault((path, name), kept(value))
+        if isinstance(value, (list, dict, set)):
+            self._contents.setdefault(id(value), (name, value, copy.copy(value)))
+
+    def _put_back(self) -> None:
+        for (_, name), (module, before) in self._written.items():
+            self.changed.append(name)
+            if before is _MISSING:
+                module.__dict__.pop(name, None)
+            else:
+                module.__dict__[name] = before
+        for name, value, before in self._contents.values():
+            if [*map(id, _items(value))] != [*map(id, _items(before))]:
+                self.changed.append(name)
+                value.clear()
+                value.extend(before) if isinstance(value, list) else value.update(before)
+
+
+def _items(value: Any) -> list[Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else list(value)
+
+
+@contextmanager
+def _no_chance() -> Iterator[None]:
+    before = random.getstate(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        drawn = random.getstate() != before[0] or not torch.equal(torch.get_rng_state(), before[1])
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+    if drawn:
+        raise NotTraced("its forward draws random numbers before it decides what to do")
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:120]}" if text else type(error).__name__
