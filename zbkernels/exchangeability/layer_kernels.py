@@ -119,9 +119,7 @@ def whole_network(
     return torch.stack(columns, -1) if columns else u.new_empty((*u.shape[:-1], 0))
 
 
-def _check_chain(
-    weights: Sequence[Tensor], x: Tensor, p: Tensor, biases: Sequence[Tensor] | None
-) -> None:
+def _check_chain(weights: Sequence[Tensor], x: Tensor, p: Tensor, biases: Sequence[Tensor] | None) -> None:
     shapes = [list(w.shape) for w in weights]
     fits = x.dim() == 2 and x.shape == p.shape and all(len(shape) in (2, 3) for shape in shapes)
     if fits:

@@ -115,8 +115,9 @@ def procedure1(
         ``projected`` says so. The printed form takes what there is.
 
     Raises:
-        ValueError: images or rows of the wrong shape or dtype; an unknown form; an x with NaN or infinity, or that is 0 (or, centred, constant)
-            and has no angle; with form="printed", an x without a coordinate of 0, where the paper divides 0 by 0.
+        ValueError: images or rows of the wrong shape or dtype; an unknown form; an x with NaN or infinity, or that is
+            0 (or, centred, constant) and has no angle; with form="printed", an x without a coordinate of 0, where the
+            paper divides 0 by 0.
     """
     if least_zeros is not None and least_zeros < 1:
         raise ValueError(f"procedure1: expected least_zeros >= 1, got {least_zeros}")
@@ -130,7 +131,9 @@ def procedure1(
     least = torch.finfo(torch.float64).eps * images.flatten(1).shape[1]
     bad = ~x.isfinite().all(1)
     if bad.any():
-        raise ValueError(f"procedure1: expected finite images, image {index[bad.cpu()][0]} has NaN or infinity")
+        raise ValueError(
+            f"procedure1: expected finite images, image {index[bad.cpu()][0]} has NaN or infinity"
+        )
     bad = x.norm(dim=1) <= least * images.flatten(1)[index.to(images.device)].double().norm(dim=1)
     if bad.any():
         what = "is constant" if form == "centred" else "is 0" + (" but for its last two" if zero_sum else "")
