@@ -159,7 +159,9 @@ def test_a_run_cut_off_takes_up_what_is_there(
 
 
 def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
-    def changed(kind: str, key: str, law: Callable[[int], float], steps: int | None = None) -> dict[str, Any]:
+    def changed(
+        kind: str, key: str, law: Callable[[int], float], steps: int | None = None, error: float = 0.01
+    ) -> dict[str, Any]:
         copied = copy.deepcopy(metrics)
         for case in copied["cases"]:
             for found in case["widths"] if case["kind"] == kind else ():
@@ -167,6 +169,8 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
                     for place in ergodic_claims.PLACES:
                         if place in row and steps in (None, row["step"]):
                             row[place][key] = law(found["width"])
+                            if key == "spread":
+                                row[place]["spread_of_spread"] = error * row[place][key]
         return copied
 
     last = metrics["stops"][-1]
@@ -177,6 +181,10 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
         assert verdict(changed("equal", "spread", lambda n: n**-0.4, last), place) == HOLDS
         flat = changed("equal", "spread", lambda n: min(n, 32) ** -1.0, last)  # steep, but not at the end
         assert verdict(flat, place) == FAILS
+        unsure = changed("equal", "spread", lambda n: min(n, 32) ** -1.0, last, error=0.3)
+        assert (
+            verdict(unsure, place) == NOT_TESTABLE
+        )  # at the end it may fall as before, for all that is known
     assert verdict(changed("equal", "effect", lambda n: 1 - 4 / n, last), "depend on each other") == HOLDS
     assert verdict(changed("equal", "effect", lambda n: 1.0, last), "depend on each other") == FAILS
     assert verdict(changed("equal", "single", lambda n: 9.0), "One fixed unit") == FAILS
@@ -189,3 +197,18 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
     without = copy.deepcopy(metrics)
     without["cases"] = [case for case in without["cases"] if case["kind"] != "narrow"]
     assert verdict(without, "narrow next layer") == NOT_TESTABLE
+
+
+def test_the_error_of_a_slope_is_that_of_repeated_measurements() -> None:
+    widths, generator = (16, 32, 64, 128), torch.Generator().manual_seed(0)
+    true = [(n, n**-0.5) for n in widths]
+    errors = [(n, 0.02 * k * value) for k, (n, value) in enumerate(true, 1)]
+    noise = torch.randn(4000, len(widths), generator=generator, dtype=torch.float64)
+    slopes = [
+        ergodic_claims.slope(
+            [(n, v + e * float(z)) for (n, v), (_, e), z in zip(true, errors, row, strict=True)]
+        )
+        for row in noise
+    ]
+    found = torch.tensor(slopes).std().item()
+    assert ergodic_claims.slope_error(true, errors) == pytest.approx(found, rel=0.05)

@@ -126,6 +126,21 @@ def test_an_image_without_zeros_is_projected_or_refused() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_image_that_is_no_number_is_refused(form: str, value: float) -> None:
+    images = torch.rand(4, 9) * torch.tensor([1, 0, 1, 0, 1, 1, 1, 1, 1])
+    images[2, 4] = value
+    with pytest.raises(ValueError, match="expected finite images, image 2 has"):
+        procedure1(images, torch.tensor([0, 2]), form=form)
+
+
+def test_a_number_of_rows_is_a_whole_number() -> None:
+    for count in (2.5, True, None):
+        with pytest.raises(ValueError, match=re.escape(f"a number of rows, got {count!r}")):
+            procedure1(torch.rand(3, 9), count)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_an_image_without_an_angle_is_refused_by_its_number(form: str) -> None:
     images = sparse(4, 12)
     images[:, 1] = 0.3
@@ -294,6 +309,10 @@ def test_shapes_that_do_not_fit_are_named() -> None:
         over_angles(torch.zeros(3, 5), x, x, t, torch.zeros(4))
     with pytest.raises(ValueError, match="got 1 weights, 0 biases"):
         whole_network([torch.zeros(3, 5)], x, x, t, [])
+    with pytest.raises(ValueError, match=re.escape("got x [2, 5], p [2, 5] and [[3, 5], [4, 4]]")):
+        whole_network([torch.zeros(3, 5), torch.zeros(4, 4)], x, x, t)
+    with pytest.raises(ValueError, match=re.escape("[[3, 5]], got [[4]]")):
+        whole_network([torch.zeros(3, 5)], x, x, t, [torch.zeros(4)])
     assert over_angles(torch.zeros(0, 3, 5), x, x, t).shape == (0, 2, 1)
     assert whole_network([torch.zeros(3, 5)], x, x, torch.zeros(0)).shape == (2, 0)
     assert zb.layer_kernel(x @ torch.zeros(5, 3), x @ torch.zeros(5, 3), t).isnan().all()

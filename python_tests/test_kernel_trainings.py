@@ -305,9 +305,13 @@ def test_engines_are_checked_by_name(tmp_path: Path) -> None:
 # Verdicts
 
 
-def sharp_metrics(levels: list[float], spread: float = 1e-4) -> dict[str, Any]:
-    """Metrics of one Adam sweep with these Δk, three seeds."""
-    values = (1e-32, 1e-8, 1e-4, 1e-3, 1e-2, 1.0)
+VALUES = (1e-32, 1e-8, 1e-4, 1e-3, 1e-2, 1.0)
+
+
+def sharp_metrics(
+    levels: list[float], spread: float = 1e-4, values: tuple[float, ...] = VALUES
+) -> dict[str, Any]:
+    """Metrics of one Adam sweep with these Δk, 0.001 added, three seeds."""
     sweep = {"key": "a", "data": "mnist", "rule": "adam", "variant": PLAIN, "symbol": "epsilon"}
     sweep |= {"title": "Adam", "figures": "15", "values": values}
     runs = [
@@ -318,20 +322,20 @@ def sharp_metrics(levels: list[float], spread: float = 1e-4) -> dict[str, Any]:
             "diverged": None,
             "dead": 0.0,
             "loss": [1.0, 0.1],
-            "drift": {NON_ZERO: [[1e-3] * 5, [level + seed * spread] * 5]},
-            "row_means": [[1e-3] * 4, [level] * 4],
+            "drift": {NON_ZERO: [[2e-3] * 5, [level + seed * spread] * 5]},
+            "row_means": [[2e-3] * 4, [level] * 4],
         }
-        for value, level in zip(values, levels, strict=True)
+        for value, level in zip(values, [1e-3 + each for each in levels], strict=True)
         for seed in range(3)
     ]
     return {"layers": 4, "data": {"mnist": {"title": "MNIST"}}, "sweeps": [sweep], "runs": runs}
 
 
 def test_a_sharp_change_is_told_from_a_slow_one_and_from_none() -> None:
-    def verdict(levels: list[float], **options: float) -> str:
+    def verdict(levels: list[float], **options: Any) -> str:
         return kernel_drift_claims.verdicts(sharp_metrics(levels, **options))[0].verdict
 
-    assert verdict([4e-2, 4e-2, 3e-2, 2e-3, 1e-3, 1e-3]) == HOLDS
+    assert verdict([4e-2, 4e-2, 3.6e-2, 2e-3, 1e-3, 1e-3]) == HOLDS
     assert (
         verdict([6e-2, 4.8e-2, 3.5e-2, 2.5e-2, 1.3e-2, 1e-3]) == FAILS
     )  # by equal steps over the whole list
@@ -340,10 +344,74 @@ def test_a_sharp_change_is_told_from_a_slow_one_and_from_none() -> None:
     assert (
         verdict([4e-2, 4e-2, 3e-2, 2e-3, 1e-3, 1e-3], spread=3e-2) == FAILS
     )  # within the spread of the seeds
+    assert verdict([10e-2, 10e-2, 9.5e-2, 1e-2, 1e-2, 0]) == HOLDS  # 85 %
+    assert verdict([10e-2, 10e-2, 10e-2, 6e-2, 2.5e-2, 0]) == FAILS  # 75 %
+    assert verdict([10e-2, 5e-2, 0, 0, 0, 0], values=(1e-32, 1e-16, 1e-13, 1e-9, 1e-4, 1)) == NOT_TESTABLE
     gone = sharp_metrics([4e-2, 4e-2, 3e-2, 2e-3, 1e-3, 1e-3])
     for run in gone["runs"]:
         run["diverged"] = 5
     assert kernel_drift_claims.verdicts(gone)[0].verdict == NOT_TESTABLE
+
+
+@pytest.mark.parametrize("size", [10 ** (-5 + k / 8) for k in range(8)])
+def test_the_narrowest_step_of_an_update_is_sharp_wherever_it_falls(size: float) -> None:
+    decades = tuple(10.0**k for k in range(-10, 1))
+    steps = [size / (size + value) for value in decades]
+    assert kernel_drift_claims.verdicts(sharp_metrics(steps, values=decades))[0].verdict == HOLDS
+    even = [-math.log10(value) / 10 for value in decades]
+    found = kernel_drift_claims.verdicts(sharp_metrics(even, values=decades))[0]
+    assert found.verdict == FAILS and "at most 30 % of the change" in found.measured
+
+
+def test_a_change_that_comes_and_goes_is_measured_on_the_figures_axis() -> None:
+    found = kernel_drift_claims.verdicts(sharp_metrics([2e-2, 2e-2, 8e-2, 0, 0, 0], spread=0))[0]
+    assert found.verdict == HOLDS and "at most 100 % of the change" in found.measured
+
+
+def sgd_metrics(starts: list[float], ends: list[float]) -> dict[str, Any]:
+    """Metrics of one SGD sweep of one network with these Δk, a layer each; Adam's beside it have Δk of 0.04."""
+    metrics = sharp_metrics([4e-2] * 6)
+    sweep = {**metrics["sweeps"][0], "key": "s", "rule": "sgd", "symbol": "alpha", "title": "SGD"}
+    run = {**metrics["runs"][0], "sweep": "s", "value": 0.5}
+    run["drift"] = {NON_ZERO: [[*starts, 1.0], [*ends, 1.0]]}
+    return {**metrics, "sweeps": [*metrics["sweeps"], sweep], "runs": [*metrics["runs"], run]}
+
+
+def test_kernels_roughly_match_by_their_distance_on_the_figures_axis() -> None:
+    def verdict(starts: list[float], ends: list[float]) -> str:
+        metrics = sgd_metrics(starts, ends)
+        looks = [
+            {"test_loss": loss, "drift": {NON_ZERO: drift}}
+            for loss, drift in zip(
+                metrics["runs"][-1]["loss"], metrics["runs"][-1]["drift"][NON_ZERO], strict=True
+            )
+        ]
+        trained = {"layers": 4, "data": metrics["data"], "runs": [{**metrics["runs"][-1], "looks": looks}]}
+        stays = trained_kernels_claims._stays(trained, metrics["sweeps"][1]).verdict
+        stable = kernel_drift_claims._stable(metrics, metrics["sweeps"][1]).verdict
+        assert stays == stable
+        return stable
+
+    assert (
+        verdict([1e-6] * 4, [1e-4] * 4) == HOLDS
+    )  # a hundred times the start's, and a hundredth of the axis
+    assert verdict([4e-3] * 4, [4e-3, 4e-3, 4e-3, 1.2e-2]) == FAILS  # one layer is 0.11 away
+    assert verdict([1.2e-2] * 4, [1.2e-2] * 4) == NOT_TESTABLE  # so are they before training
+    angles = torch.linspace(0, math.pi, 19, dtype=torch.float64)
+    kernel = arc_cosine(angles)
+    other = angles.cos().clamp_min(0)
+    assert float((kernel - other).square().mean().sqrt()) == pytest.approx(0.126, abs=1e-3)
+    assert float(kernel.std(correction=0)) == pytest.approx(0.369, abs=1e-3)
+
+
+def test_sgd_is_compared_with_adams_stable_networks() -> None:
+    metrics = sgd_metrics([1e-3] * 4, [3e-2] * 4)
+    for run in metrics["runs"][:3]:  # at epsilon = 1e-32; one of them has come to nothing
+        run["drift"] = {NON_ZERO: [[1e-3] * 5, [4e-2] * 5]}
+    metrics["runs"][0] |= {"loss": [1.0, 2.0], "drift": {NON_ZERO: [[1e-3] * 5, [0.0] * 5]}}
+    metrics["runs"] = [*metrics["runs"][:3], metrics["runs"][-1]]
+    found = kernel_drift_claims._smaller(metrics, metrics["sweeps"][1], "Δk", kernel_drift_claims.drift)
+    assert found.verdict == HOLDS and found.measured.endswith("4.00e-02")
 
 
 def test_where_row_means_stay_small_kernels_must_stay() -> None:

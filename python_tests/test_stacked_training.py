@@ -122,11 +122,28 @@ def test_bad_rules_are_refused_by_name() -> None:
         optimizer("adam", form="jax", lr=1)
     with pytest.raises(ValueError, match="eps >= 0"):
         optimizer("adam", lr=1, eps=torch.tensor([1e-3, -1.0]))
+    for options, message in (
+        ({"eps": float("nan")}, "eps >= 0, got nan"),
+        ({"lr": torch.tensor([0.1, float("nan")])}, "finite lr"),
+        ({"betas": (0.9, 1.0)}, r"in \[0, 1\), got \(0.9, 1.0\)"),
+        ({"rho": -0.1}, r"in \[0, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimizer("adam", **{"lr": 1, **options})
     rule = optimizer("sgd", lr=torch.ones(3))
     with pytest.raises(ValueError, match=r"got \[3\] and \[2, 2\]"):
         rule.step([torch.zeros(2, 2)], [torch.zeros(2, 2)], rule.init([]))
     with pytest.raises(ValueError, match="2 gradients"):
         rule.step([torch.zeros(3), torch.zeros(3)], [torch.zeros(3)], rule.init([]))
+
+
+def test_a_refused_step_changes_nothing() -> None:
+    rule = optimizer("adam", lr=1)
+    weights = [torch.ones(2, 3), torch.ones(4)]
+    state = rule.init(weights)
+    with pytest.raises(ValueError, match=r"shape \[4\], got \[5\]"):
+        rule.step(weights, [torch.ones(2, 3), torch.ones(5)], state)
+    assert state.step == 0 and weights[0].eq(1).all() and state.first[0].eq(0).all()
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -171,6 +188,15 @@ def test_misfitting_weights_are_refused() -> None:
         StackedMLP([torch.zeros(2, 3, 4), torch.zeros(2, 3, 4)])
     with pytest.raises(ValueError, match=r"biases \[R, out\]"):
         StackedMLP([torch.zeros(2, 3, 4)], [torch.zeros(2, 4)])
+
+
+def test_misfitting_images_are_refused() -> None:
+    """A target of one column would be spread over all of them."""
+    nets = StackedMLP.he_normal((4, 3), (0, 1))
+    with pytest.raises(ValueError, match=r"x \[B, 4\] or \[2, B, 4\], got \[5, 3\]"):
+        nets(torch.zeros(5, 3))
+    with pytest.raises(ValueError, match=r"target \[5, 3\] or \[2, 5, 3\], got \[5, 1\]"):
+        nets.gradients(torch.zeros(5, 4), torch.zeros(5, 1))
 
 
 def test_row_means() -> None:

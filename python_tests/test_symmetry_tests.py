@@ -133,6 +133,20 @@ def test_holm_by_hand() -> None:
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
 
 
+def test_every_test_wants_a_permutation_and_holm_wants_p_values() -> None:
+    w = torch.randn(3, 4, 5)
+    for test in (
+        lambda: exchangeability(w, "rows", permutations=0),
+        lambda: entries(w, permutations=0),
+        lambda: linked(w, torch.randn(3, 6, 4), permutations=-1),
+        lambda: labelled(w, "rows", torch.arange(4), permutations=-5),
+    ):
+        with pytest.raises(ValueError, match="at least one permutation, got"):
+            test()
+    with pytest.raises(ValueError, match=r"p-values in \[0, 1\], got \[0.1, nan\]"):
+        holm([0.1, float("nan")])
+
+
 def test_bad_arguments() -> None:
     w = torch.randn(3, 4, 5)
     with pytest.raises(ValueError, match=r"side out of rows, columns, got 'both'"):

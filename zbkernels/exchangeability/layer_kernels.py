@@ -100,7 +100,7 @@ def whole_network(
         [P, A] or [R, P, A], the cosine between the network's outputs; NaN where one of them is 0.
 
     Raises:
-        ValueError: no layer, or as many biases as there are not layers.
+        ValueError: no layer, as many biases as there are not layers, or shapes that do not fit.
     """
     if not weights or (biases is not None and len(biases) != len(weights)):
         count = "none" if biases is None else str(len(biases))
@@ -108,6 +108,7 @@ def whole_network(
             f"whole_network: expected one or more weights and as many biases or none, "
             f"got {len(weights)} weights, {count} biases"
         )
+    _check_chain(weights, x, p, biases)
     u, v = x @ weights[0].mT, p @ weights[0].mT  # [..., P, n]
     at_x = _after_first(u, weights, biases)
     columns = []
@@ -116,6 +117,25 @@ def whole_network(
         at_y = _after_first(turn.cos() * u + turn.sin() * v, weights, biases)
         columns.append((at_x * at_y).sum(-1) / (at_x.norm(dim=-1) * at_y.norm(dim=-1)))
     return torch.stack(columns, -1) if columns else u.new_empty((*u.shape[:-1], 0))
+
+
+def _check_chain(weights: Sequence[Tensor], x: Tensor, p: Tensor, biases: Sequence[Tensor] | None) -> None:
+    shapes = [list(w.shape) for w in weights]
+    fits = x.dim() == 2 and x.shape == p.shape and all(len(shape) in (2, 3) for shape in shapes)
+    if fits:
+        fits = all(len(shape) == len(shapes[0]) and shape[:-2] == shapes[0][:-2] for shape in shapes)
+        outs = [x.shape[1], *(shape[-2] for shape in shapes)]
+        fits = fits and all(shape[-1] == before for before, shape in zip(outs, shapes, strict=False))
+    if not fits:
+        raise ValueError(
+            "whole_network: expected x, p [P, in] and weights [out, in] or [R, out, in], in the out of the layer "
+            f"before, got x {list(x.shape)}, p {list(p.shape)} and {shapes}"
+        )
+    if biases is not None and [list(b.shape) for b in biases] != [shape[:-1] for shape in shapes]:
+        raise ValueError(
+            f"whole_network: expected biases [out] or [R, out] of weights {shapes}, "
+            f"got {[list(b.shape) for b in biases]}"
+        )
 
 
 def _after_first(u: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> Tensor:

@@ -97,23 +97,25 @@ class Rule:
             gradients: of the same shapes; left as they are.
 
         Raises:
-            ValueError: other shapes.
+            ValueError: other shapes; nothing is changed.
         """
         if len(parameters) != len(gradients):
             raise ValueError(
                 f"{self.name}: expected {len(parameters)} gradients, one a parameter, got {len(gradients)}"
             )
+        for w, g in zip(parameters, gradients, strict=True):
+            if w.shape != g.shape:
+                raise ValueError(
+                    f"{self.name}: expected a gradient of shape {list(w.shape)}, got {list(g.shape)}"
+                )
+        rates = [(_per_run(self.name, self.lr, w), _per_run(self.name, self.eps, w)) for w in parameters]
         state.step += 1
         t, (beta1, beta2) = state.step, self.betas
         this = self._momentum(t)
         following = self._momentum(t + 1)
         state.schedule *= this
         for i, (w, g) in enumerate(zip(parameters, gradients, strict=True)):
-            if w.shape != g.shape:
-                raise ValueError(
-                    f"{self.name}: expected a gradient of shape {list(w.shape)}, got {list(g.shape)}"
-                )
-            lr, eps = _per_run(self.name, self.lr, w), _per_run(self.name, self.eps, w)
+            lr, eps = rates[i]
             if self.name == "sgd":
                 _subtract(w, g, lr)
                 continue
@@ -159,15 +161,21 @@ def optimizer(
         schedule_decay: of Nadam (torch's ``momentum_decay``).
 
     Raises:
-        ValueError: there is no such rule or form, or eps is negative.
+        ValueError: there is no such rule or form; a step size is no number, eps negative or no number, or a decay not
+            in [0, 1).
     """
     if name not in RULES:
         raise ValueError(f"optimizer: expected one of {', '.join(RULES)}, got {name!r}")
     if form not in FORMS:
         raise ValueError(f"optimizer: expected the form {' or '.join(FORMS)}, got {form!r}")
-    if bool((torch.as_tensor(eps) < 0).any()):
+    if not bool(torch.as_tensor(lr).isfinite().all()):
+        raise ValueError(f"optimizer: expected a finite lr, got {lr}")
+    if not bool((torch.as_tensor(eps) >= 0).all()):
         raise ValueError(f"optimizer: expected eps >= 0, got {eps}")
-    return Rule(name, form, lr, eps, betas, _RHO[form] if rho is None else rho, schedule_decay)
+    rho = _RHO[form] if rho is None else rho
+    if not all(0 <= decay < 1 for decay in (*betas, rho)):
+        raise ValueError(f"optimizer: expected betas and rho in [0, 1), got {betas} and {rho}")
+    return Rule(name, form, lr, eps, betas, rho, schedule_decay)
 
 
 def _per_run(name: str, value: PerRun, w: Tensor) -> PerRun:

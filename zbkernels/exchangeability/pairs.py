@@ -115,8 +115,9 @@ def procedure1(
         ``projected`` says so. The printed form takes what there is.
 
     Raises:
-        ValueError: images or rows of the wrong shape or dtype; an unknown form; an x that is 0 (or, centred, constant)
-            and has no angle; with form="printed", an x without a coordinate of 0, where the paper divides 0 by 0.
+        ValueError: images or rows of the wrong shape or dtype; an unknown form; an x with NaN or infinity, or that is
+            0 (or, centred, constant) and has no angle; with form="printed", an x without a coordinate of 0, where the
+            paper divides 0 by 0.
     """
     if least_zeros is not None and least_zeros < 1:
         raise ValueError(f"procedure1: expected least_zeros >= 1, got {least_zeros}")
@@ -128,6 +129,11 @@ def procedure1(
         x[:, -2:] = 0
     # less than this is rounding: the mean of equal pixels differs from them by up to one of it a coordinate
     least = torch.finfo(torch.float64).eps * images.flatten(1).shape[1]
+    bad = ~x.isfinite().all(1)
+    if bad.any():
+        raise ValueError(
+            f"procedure1: expected finite images, image {index[bad.cpu()][0]} has NaN or infinity"
+        )
     bad = x.norm(dim=1) <= least * images.flatten(1)[index.to(images.device)].double().norm(dim=1)
     if bad.any():
         what = "is constant" if form == "centred" else "is 0" + (" but for its last two" if zero_sum else "")
@@ -167,6 +173,8 @@ def _rows(
                 f"procedure1: expected rows from 0 to {len(images) - 1}, got {which.min()} to {which.max()}"
             )
         return which.cpu()
+    if not isinstance(which, int) or isinstance(which, bool):
+        raise ValueError(f"procedure1: expected rows int64 [P] or a number of rows, got {which!r}")
     if which < 0 or (which and not len(images)):
         raise ValueError(
             f"procedure1: expected a number of rows >= 0, of images, got {which} of {len(images)}"

@@ -92,7 +92,15 @@ class StackedMLP:
 
         Returns:
             One tensor [R, B, out] a layer.
+
+        Raises:
+            ValueError: another shape.
         """
+        inputs = self.weights[0].shape[2]
+        if x.dim() not in (2, 3) or x.shape[-1] != inputs or (x.dim() == 3 and x.shape[0] != self.runs):
+            raise ValueError(
+                f"StackedMLP: expected x [B, {inputs}] or [{self.runs}, B, {inputs}], got {list(x.shape)}"
+            )
         h = x if x.dim() == 3 else x.expand(self.runs, *x.shape)
         if self.runs == 1 and self.biases is None:
             return self._layers_of_one(h[0])
@@ -125,8 +133,16 @@ class StackedMLP:
         Returns:
             Losses [R], and gradients in the order of :meth:`parameters`. Where a unit's output is 0 its gradient is 0;
             at a NaN it is NaN, as in torch.
+
+        Raises:
+            ValueError: other shapes.
         """
         h = [x if x.dim() == 3 else x.expand(self.runs, *x.shape), *self.layers(x)]  # [R, B, out] each
+        if list(target.shape) not in (list(h[-1].shape), list(h[-1].shape[1:])):
+            raise ValueError(
+                f"StackedMLP: expected target {list(h[-1].shape[1:])} or {list(h[-1].shape)}, "
+                f"got {list(target.shape)}"
+            )
         error = h[-1] - target
         loss = error.square().mean((1, 2))
         delta = error.mul_(2 / (error.shape[1] * error.shape[2]))

@@ -68,8 +68,7 @@ def exchangeability(
         raise ValueError(
             f"exchangeability: expected statistics out of {', '.join(STATISTICS)}, got {statistics}"
         )
-    if permutations < 1:
-        raise ValueError(f"exchangeability: expected at least one permutation, got {permutations}")
+    _check_permutations(permutations)
     count, _, size = columns.shape
     prepared = {name: _PREPARE[name](columns) for name in statistics}
     identity = torch.arange(size, device=columns.device).expand(count, size)
@@ -92,6 +91,7 @@ def entries(
 
     Args, raises: as :func:`exchangeability`.
     """
+    _check_permutations(permutations)
     matrices = _columns(weights, "columns")
     count, rows, columns = matrices.shape
     flat = matrices.flatten(1)
@@ -125,6 +125,7 @@ def linked(
     Raises:
         ValueError: as :func:`exchangeability`, or the units' numbers differ.
     """
+    _check_permutations(permutations)
     inward, outward = _columns(before, "rows"), _columns(after, "columns")
     if inward.shape[0] != outward.shape[0] or inward.shape[2] != outward.shape[2]:
         raise ValueError(
@@ -167,6 +168,7 @@ def labelled(
     Raises:
         ValueError: as :func:`exchangeability`, or there is not one finite label for each row or column.
     """
+    _check_permutations(permutations)
     values = _PREPARE["energy"](_columns(weights, side))
     size = values.shape[1]
     if tuple(labels.shape) != (size,) or not bool(torch.isfinite(labels).all()):
@@ -181,7 +183,13 @@ def labelled(
 
 def holm(p_values: list[float]) -> list[float]:
     """p-values adjusted for their number (Holm, 1979): those up to a make a family-wise error with probability ≤ a,
-    however the tests depend on each other."""
+    however the tests depend on each other.
+
+    Raises:
+        ValueError: a number that is not in [0, 1].
+    """
+    if not all(0 <= p <= 1 for p in p_values):
+        raise ValueError(f"holm: expected p-values in [0, 1], got {p_values}")
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(order):
@@ -212,6 +220,11 @@ def random_orders(
 ) -> Tensor:
     """``count`` independent permutations of ``size``: int64 [count, size]."""
     return torch.rand(count, size, generator=generator, dtype=torch.float64).argsort(1).to(device)
+
+
+def _check_permutations(permutations: int) -> None:
+    if permutations < 1:
+        raise ValueError(f"expected at least one permutation, got {permutations}")
 
 
 def _columns(weights: Tensor, side: str) -> Tensor:

@@ -306,7 +306,9 @@ def layer_kernel(
     the two activations; with ``normalized=False`` it is sum(a r) / n. Sums run over the n units, in float32 at least;
     cos(t) and sin(t) are taken in float64 and rounded to what the sums run in.
 
-    Where no unit is on at x or at y, the cosine has no value: 0/0 is NaN, as is any value without units.
+    Where no unit is on at x or at y, the cosine has no value: 0/0 is NaN, as is any value without units. Squares are
+    summed as they are: float32 sums want the largest activation between about 1e-18 and 1e17, and beyond that the
+    cosine loses digits and becomes NaN. It does not depend on the lengths of x and y (without a bias): scale them.
 
     Args:
         u: [P, n], the pre-activations W x of P inputs without their bias; float32, float64, float16 or bfloat16.

@@ -19,7 +19,8 @@ PLACE_NAMES = {
 }
 RATE = -0.5  # of independent units
 NEAR = 0.12  # to the rate: about two standard errors of a slope over four doublings with 128 networks
-STILL = -0.25  # a slope above it is no fall
+STILL = -0.25  # half the rate: a slope above it, by SURELY of its standard errors, is no fall
+SURELY = 2.0
 STANDARD_ERRORS = 2.0  # root of the mean squared gap of a single unit
 
 Found = dict[str, Any]
@@ -55,9 +56,22 @@ def points(case: Found, place: str, stop: int, key: str) -> list[tuple[int, floa
 
 def slope(pairs: Sequence[tuple[int, float]]) -> float:
     """The exponent b of value ~ width^b: least squares between logarithms."""
-    logs = [(math.log(width), math.log(value)) for width, value in pairs]
-    x, y = (mean([log[i] for log in logs]) for i in (0, 1))
-    return sum((a - x) * (b - y) for a, b in logs) / sum((a - x) ** 2 for a, _ in logs)
+    parts = _parts_of_slope([width for width, _ in pairs])
+    return sum(part * math.log(value) for part, (_, value) in zip(parts, pairs, strict=True))
+
+
+def slope_error(pairs: Sequence[tuple[int, float]], errors: Sequence[tuple[int, float]]) -> float:
+    """The standard error of :func:`slope`, of independent values with these standard errors."""
+    parts = _parts_of_slope([width for width, _ in pairs])
+    relative = [error / value for (_, value), (_, error) in zip(pairs, errors, strict=True)]
+    return math.hypot(*(part * one for part, one in zip(parts, relative, strict=True)))
+
+
+def _parts_of_slope(widths: Sequence[int]) -> list[float]:
+    """What the logarithm of each width's value adds to the slope."""
+    logs = [math.log(width) for width in widths]
+    gaps = [log - mean(logs) for log in logs]
+    return [gap / sum(g * g for g in gaps) for gap in gaps]
 
 
 def _slopes(cases: list[Found], stop: int, key: str = "spread") -> dict[tuple[str, str], float]:
@@ -91,19 +105,22 @@ def _at_the_start(metrics: Found) -> Verdict:
 
 def _hypothesis(metrics: Found, place: str, claim: str) -> Verdict:
     cases, stop = cases_of(metrics, EQUAL), metrics["stops"][-1]
-    slopes, said = [], []
+    slopes, errors, said = [], [], []
     for case in cases:
-        curve = points(case, place, stop, "spread")
+        curve, off = (points(case, place, stop, key) for key in ("spread", "spread_of_spread"))
         slopes += [slope(curve), slope(curve[-2:])]
+        errors += [slope_error(curve, off), slope_error(curve[-2:], off[-2:])]
         said.append(
-            f"{case['rule']} n^{slopes[-2]:.2f}, at the last doubling n^{slopes[-1]:.2f}, "
-            f"{100 * curve[-1][1]:.0f} % left"
+            f"{case['rule']} n^({slopes[-2]:.2f} ± {errors[-2]:.2f}), at the last doubling "
+            f"n^({slopes[-1]:.2f} ± {errors[-1]:.2f}), {100 * curve[-1][1]:.0f} % left"
         )
+    # Widths end somewhere: a fall that ends there by chance alone tells neither way.
+    still = any(one - SURELY * error > STILL for one, error in zip(slopes, errors, strict=True))
     return Verdict(
         claim,
-        HOLDS if max(slopes) <= STILL else FAILS,
-        f"spread after {stop} steps, widths {_widths(cases[0])}: {'; '.join(said)} (judged: every exponent at most "
-        f"{STILL:g}; of independent units it is {RATE:g})",
+        HOLDS if max(slopes) <= STILL else FAILS if still else NOT_TESTABLE,
+        f"spread after {stop} steps, widths {_widths(cases[0])}: {'; '.join(said)} (holds: every exponent at most "
+        f"{STILL:g}, of independent units it is {RATE:g}; does not: one above by {SURELY:g} standard errors)",
     )
 
 
