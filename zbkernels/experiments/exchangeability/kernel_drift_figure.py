@@ -57,7 +57,7 @@ def _draw(metrics: dict[str, Any], sweep: dict[str, Any], row: Any) -> None:
             if start:
                 axes.axhline(mean(start), color=colour, lw=0.9, ls=":")
         axes.set_yscale("log")
-    row[0].set_title(f"{named(metrics, sweep)}: Δk", fontsize=10.5, loc="left")
+    row[0].set_title(f"{named(metrics, sweep)}\nΔk", fontsize=10.5, loc="left")
     row[1].set_title("(E$^n$)²", fontsize=10.5, loc="left")
     for quantity, colour in zip(quantities, (_DRIFT, _MEANS), strict=True):
         found = by_value(runs, quantity)
