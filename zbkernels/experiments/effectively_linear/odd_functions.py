@@ -28,6 +28,7 @@ from zbkernels.experiments.effectively_linear.two_layer import (
     odd_map,
     rounding_unit,
 )
+from zbkernels.experiments.effectively_linear.two_layer_fit import ROUNDS, STEPS, fit_closely
 from zbkernels.experiments.units import work_unit
 
 KINDS = {
@@ -50,8 +51,8 @@ class Plan:
     Attributes:
         points: inputs, of which each is followed by its negative.
         random_networks: for each seed, slope and dtype of the decomposition.
-        iterations: of L-BFGS, at most, for the two-layer networks without biases, which are to reach their best; others
-            are to show that they come below it, and get a quarter.
+        iterations: of L-BFGS, at most, for the two-layer networks without biases, which are to reach their best and
+            get Levenberg and Marquardt's method, too; others are to show that they come below it, and get a quarter.
     """
 
     dimensions: tuple[int, ...]
@@ -92,6 +93,7 @@ def run(context: RunContext) -> dict[str, Any]:
                 "seed": seed,
                 "points": plan.points,
                 "iterations": plan.iterations,
+                "polish": [ROUNDS, STEPS],
                 "kinds": list(settings.variants),
             }
             name = f"{target}-{dimension}-seed{seed}"
@@ -105,6 +107,7 @@ def run(context: RunContext) -> dict[str, Any]:
         "seeds": list(settings.seeds),
         "points": plan.points,
         "iterations": plan.iterations,
+        "polish": [ROUNDS, STEPS],
         "kinds": list(settings.variants),
         **decomposition,
         "fits": fits,
@@ -173,7 +176,9 @@ def _fit_all(plan: Plan, dimension: int, target: str, seed: int, kinds: tuple[st
     for name in kinds:
         kind, shorter = KINDS[name], plan.iterations // 4
         two_layer = name in TWO_LAYER
-        fitted[name] = fit(kind, x, y, seed, plan.iterations if two_layer else shorter)
+        fitted[name] = (
+            fit_closely(kind, x, y, seed, plan.iterations) if two_layer else fit(kind, x, y, seed, shorter)
+        )
         found["networks"][name] = _measure(fitted[name], x, y, fresh, y_fresh, linear)
         if two_layer:
             on_half = fit(kind, half, y_half, seed, shorter)
