@@ -136,7 +136,7 @@ def small_start(
     """Linear and ReLU networks from small Gaussian weights, on whitened mirrored inputs and the target x_1.
 
     Args:
-        watched: keep the first seed's layers over time, too.
+        watched: keep what is drawn over time: losses of three seeds, and the layers of the first ReLU network.
     """
     features = 8
     x = mirrored(200, features)
@@ -166,23 +166,18 @@ def small_start(
             "tenth": numbers(tenth),
             "nine_tenths": numbers(most),
             "evaluations": run.evaluations,
-            "curves": {"times": numbers(run.times.T[:3]), "loss": numbers((loss / loss[0]).T[:3])},
         }
         if watched:
-            found[kind]["watched"] = _watched(kind, run)
+            found[kind]["curves"] = {
+                "times": numbers(run.times.T[:3]),
+                "loss": numbers((loss / loss[0]).T[:3]),
+            }
+            if kind == "relu":
+                found[kind]["watched"] = {
+                    "times": numbers(run.times[:, 0]),
+                    "values": numbers(torch.stack([_first_values(w[:, 0], 3) for w in run.weights])),
+                }
     return found
-
-
-def _watched(kind: str, run: Trajectory) -> dict[str, Any]:
-    """The first network's layers over time."""
-    weights = [w[:, 0] for w in run.weights]  # the points stand where networks stood
-    depth = len(weights)
-    return {
-        "times": numbers(run.times[:, 0]),
-        "norms": numbers(measures.norms(weights).T),
-        "values": numbers(torch.stack([_first_values(w, 3) for w in weights])),
-        "alignment": numbers(measures.alignment(weights, ranks(kind, depth)).T),
-    }
 
 
 def _first_values(weights: Tensor, count: int) -> Tensor:
@@ -222,7 +217,6 @@ def stages(
             "curves": {
                 "times": numbers(run.times[::2, 0]),
                 "learned": numbers(learned[::2, 0].T),
-                "loss": numbers(loss[::2, 0] / loss[0, 0]),
             },
         }
     return found
@@ -263,9 +257,13 @@ def asymmetry(
 
 
 def _beside_linear(
-    problem: Problem, run: Trajectory, start: Weights, amounts: Sequence[float]
+    problem: Problem,
+    run: Trajectory,
+    start: Weights,
+    amounts: Sequence[float],
+    drawn: Sequence[float] = (),
 ) -> list[dict[str, Any]]:
-    """How linear the networks are at the end and on the way, one row per network."""
+    """How linear the networks are at the end, one row per network; of the first of each amount ``drawn``, over time."""
     span, kept = measures.linear_span(problem), list(range(0, POINTS, 2))
     loss = torch.stack([problem.loss(run.at(k)) for k in kept])  # [K, R]
     straight = torch.stack([measures.linear_share(problem, problem.outputs(run.at(k)), span) for k in kept])
@@ -274,7 +272,7 @@ def _beside_linear(
     half = measures.crossing(run.times[kept], 1 - loss / still, 0.5)
     end = run.at(-1)
     made = layers("linear" if problem.slope == 1 else "relu", start, end)
-    return [
+    rows: list[dict[str, Any]] = [
         {
             "amount": amount,
             "bent": max(float(1 - straight[-1, i]), 0.0),
@@ -282,14 +280,16 @@ def _beside_linear(
             "best_linear": max(float(floor[i]), 0.0),
             "half_time": numbers(half[i]),
             **{name: value[i] for name, value in made.items()},
-            "curve": {
-                "times": numbers(run.times[kept, i]),
-                "loss": numbers(loss[:, i] / still[i]),
-                "bent": numbers(1 - straight[:, i]),
-            },
         }
         for i, amount in enumerate(amounts)
     ]
+    for i in [amounts.index(amount) for amount in drawn if amount in amounts]:
+        rows[i]["curve"] = {
+            "times": numbers(run.times[kept, i]),
+            "loss": numbers(loss[:, i] / still[i]),
+            "bent": numbers(1 - straight[:, i]),
+        }
+    return rows
 
 
 def digits(
@@ -315,7 +315,7 @@ def digits(
         start = draw([x.shape[1], *[width] * (depth - 1), 1], norm, [seed for _, seed in every])
         problem = Problem(x, y, p, slope)
         run = solve(problem, start, end, points=POINTS, **ACCURACY["unfitted"])
-        rows = _beside_linear(problem, run, start, [amount for amount, _ in every])
+        rows = _beside_linear(problem, run, start, [amount for amount, _ in every], (0.0, 1.0))
         f = Problem(x_test, y_test, p, slope).outputs(run.at(-1))
         odd = measures.odd_share(problem.outputs(run.at(-1)))
         fixed = measures.fixed_units(problem, run.at(-1), len(images))
