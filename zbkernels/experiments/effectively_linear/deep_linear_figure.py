@@ -124,7 +124,9 @@ def _draw_digits(axes: Any, found: dict[str, Any]) -> None:
         row = digit_rows(part, "relu", amount)[0]
         said = ("ReLU", "part of it not linear") if amount == 0 else (None, None)
         axes.plot(row["curve"]["times"], row["curve"]["loss"], color=_RELU, ls=style, lw=1.6, label=said[0])
-        axes.plot(row["curve"]["times"], row["curve"]["bent"], color=_TARGET, ls=style, lw=1.2, label=said[1])
+        axes.plot(
+            row["curve"]["bent_times"], row["curve"]["bent"], color=_TARGET, ls=style, lw=1.2, label=said[1]
+        )
     axes.set(xlabel="time t", ylabel="loss, of that of 0", ylim=(-0.03, 1.06))
     _titled(axes, f"{part['pair'][0]} against {part['pair'][1]}: with negatives (—), without (- -)")
     _legend_above(axes, ncols=3)
