@@ -234,6 +234,8 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
     assert after(lambda m: m["unbalanced"]["rows"][1].update(parts=1e-3)) == [6]
     assert after(lambda m: m["unbalanced"]["rows"][1].update(even_end=0.25)) == [7]
 
+    drawn = next(r["outputs"] for r in metrics["scales"] if (r["start"], r["scale"]) == ("as drawn", 1e-2))
+
     def set_distance(start: str, scale: float, value: float) -> Any:
         def change(m: dict[str, Any]) -> None:
             for r in m["scales"]:
@@ -244,6 +246,9 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
 
     assert after(set_distance("balanced", 1e-3, 0.02)) == [8]
     assert after(set_distance("as drawn", 1e-3, 1e-4)) == [9, 10]
+    assert AS_DRAWN not in after(
+        set_distance("as drawn", 1e-3, 0.8 * drawn)
+    )  # a little less is not on its way to 0
     assert after(lambda m: [r.update(outputs=0.1, floor=0.1) for r in m["widths"] if r["width"] == 128]) == [
         11
     ]

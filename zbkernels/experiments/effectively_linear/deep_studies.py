@@ -219,7 +219,10 @@ def stages(
             [measures.crossing(run.watched_times, learned[..., mode], 0.5) for mode in range(len(modes))], 1
         )  # [R, modes]
         ahead = torch.stack(
-            [_at(run.watched_times, learned[..., mode + 1], times[:, mode]) for mode in range(len(modes) - 1)],
+            [
+                _at(run.watched_times, learned[..., mode + 1], times[:, mode])
+                for mode in range(len(modes) - 1)
+            ],
             1,
         )
         f_end = problem.outputs(run.at(-1))

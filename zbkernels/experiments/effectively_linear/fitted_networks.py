@@ -53,9 +53,7 @@ def forward(weights: Sequence[Tensor], biases: Sequence[Tensor], alpha: float, x
     return (x @ weights[-1].mT + biases[-1])[:, 0]
 
 
-def fit(
-    kind: Kind, x: Tensor, y: Tensor, seed: int, iterations: int, start: Fitted | None = None
-) -> Fitted:
+def fit(kind: Kind, x: Tensor, y: Tensor, seed: int, iterations: int, start: Fitted | None = None) -> Fitted:
     """Minimise the mean squared error on x [N, D], y [N] from normal weights of variance 1/fan_in (biases: 1).
 
     Args:

@@ -8,7 +8,9 @@ from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, Verdict
 
 EXACT = 1e-9  # of the target's mean square: errors that count as the same after training
 REACHED = 1e-12  # the same, where training has come to its end
-BELOW = 1e-3  # of the mean square: how far below the best linear map two layers are to come without the symmetry
+BELOW = (
+    1e-3  # of the mean square: how far below the best linear map two layers are to come without the symmetry
+)
 ROUNDING = 1e-13  # the same, of closed forms, and of how far below a lower bound rounding alone may bring
 CLEARLY = 0.02  # of the target's mean square: how far below the best linear map counts as below it
 HOMOGENEOUS = 1e-12  # of the largest output, at scales that round

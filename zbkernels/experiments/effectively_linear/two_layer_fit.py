@@ -40,7 +40,9 @@ def fit_closely(kind: Kind, x: Tensor, y: Tensor, seed: int, iterations: int) ->
     for _ in range(ROUNDS - 1):
         if _steepest(best, x, y) <= _FLAT:
             break
-        kicked = [w * (1 + _KICK * torch.randn(w.shape, dtype=w.dtype, generator=generator)) for w in best.weights]
+        kicked = [
+            w * (1 + _KICK * torch.randn(w.shape, dtype=w.dtype, generator=generator)) for w in best.weights
+        ]
         start = Fitted(kind, kicked, best.biases, 0)
         net = polish(fit(kind, x, y, seed, iterations // ROUNDS, start), x, y)
         done += net.iterations
