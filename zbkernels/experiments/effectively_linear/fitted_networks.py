@@ -53,12 +53,11 @@ def forward(weights: Sequence[Tensor], biases: Sequence[Tensor], alpha: float, x
     return (x @ weights[-1].mT + biases[-1])[:, 0]
 
 
-def fit(kind: Kind, x: Tensor, y: Tensor, seed: int, iterations: int, start: Fitted | None = None) -> Fitted:
+def fit(kind: Kind, x: Tensor, y: Tensor, seed: int, iterations: int) -> Fitted:
     """Minimise the mean squared error on x [N, D], y [N] from normal weights of variance 1/fan_in (biases: 1).
 
     Args:
         iterations: at most so many of L-BFGS (scipy's, with 30 corrections); it stops earlier where it cannot go on.
-        start: weights of this kind to start from, instead of those of the seed.
     """
     from scipy.optimize import minimize
 
@@ -72,8 +71,6 @@ def fit(kind: Kind, x: Tensor, y: Tensor, seed: int, iterations: int, start: Fit
     parts = [normal(*shape) / shape[1] ** 0.5 for shape in shapes]
     if kind.bias:
         parts += [normal(shape[0]) for shape in shapes]
-    if start is not None:
-        parts = [*start.weights, *(start.biases if kind.bias else [])]
     lengths = [part.numel() for part in parts]
 
     def layers(flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:

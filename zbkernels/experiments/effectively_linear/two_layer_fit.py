@@ -14,40 +14,38 @@ from torch import Tensor
 
 from zbkernels.experiments.effectively_linear.fitted_networks import Fitted, Kind, fit
 
-ROUNDS = 3  # samples on units' borders can hold both methods, so that another round starts a little beside
-STEPS = 150  # of Levenberg and Marquardt's method in a round
+STEPS = 100  # of Levenberg and Marquardt's method, from one start
+RESTARTS = 12  # samples on units' borders can hold the method, so that it starts again a little beside
 _DAMPING = 1e-3  # at the start of a round
 _STUCK = 1e8  # damping from which a step moves nothing
 _SMALLEST = 1e-10
 _FLAT = 1e-9  # largest derivative of the error by a weight, at which it counts as least
-_KICK = 1e-3  # relative size of the change of weights between two rounds
+_KICK = 0.05  # relative size of the change of weights at a restart
 
 
 def fit_closely(kind: Kind, x: Tensor, y: Tensor, seed: int, iterations: int) -> Fitted:
-    """As :func:`fitted_networks.fit`, and on to the least error; at most ``ROUNDS`` rounds of both methods.
+    """As :func:`fitted_networks.fit`, and on to the least error: from there, and at most ``RESTARTS`` times from beside.
 
     Args:
         kind: two layers without biases.
-        iterations: of L-BFGS, at most, in all rounds together.
+        iterations: of L-BFGS, at most.
 
     Raises:
         ValueError: the kind has biases or another number of layers.
     """
     if kind.bias or len(kind.hidden) != 1:
         raise ValueError(f"fit_closely: expected two layers without biases, got {kind}")
-    best = polish(fit(kind, x, y, seed, iterations // ROUNDS), x, y)
-    done, generator = best.iterations, torch.Generator().manual_seed(seed)
-    for _ in range(ROUNDS - 1):
+    best = polish(fit(kind, x, y, seed, iterations), x, y)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(RESTARTS):
         if _steepest(best, x, y) <= _FLAT:
             break
-        kicked = [
+        weights = [
             w * (1 + _KICK * torch.randn(w.shape, dtype=w.dtype, generator=generator)) for w in best.weights
         ]
-        start = Fitted(kind, kicked, best.biases, 0)
-        net = polish(fit(kind, x, y, seed, iterations // ROUNDS, start), x, y)
-        done += net.iterations
+        net = polish(Fitted(kind, weights, best.biases, best.iterations), x, y)
         best = min(best, net, key=lambda n: float((n(x) - y).square().mean()))
-    return Fitted(kind, best.weights, best.biases, done)
+    return best
 
 
 def _steepest(net: Fitted, x: Tensor, y: Tensor) -> float:
