@@ -24,7 +24,7 @@ _KICK = 0.05  # relative size of the change of weights at a restart
 
 
 def fit_closely(kind: Kind, x: Tensor, y: Tensor, seed: int, iterations: int) -> Fitted:
-    """As :func:`fitted_networks.fit`, and on to the least error: from there, and at most ``RESTARTS`` times from beside.
+    """As :func:`fitted_networks.fit`, then on to the least error: from there, and up to ``RESTARTS`` times from beside.
 
     Args:
         kind: two layers without biases.
