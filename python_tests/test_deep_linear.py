@@ -361,6 +361,10 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
     alone = changed(lambda found: found["stages"]["linear"].update(times=one, next=[[0.0, None]]))
     (told,) = [v for v in deep_linear_claims.verdicts(alone) if "linear networks learn the modes" in v.claim]
     assert "first mode alone" in told.measured
+    none = [[None] * 3 for _ in found["times"]]
+    idle = changed(lambda found: found["stages"]["linear"].update(times=none, next=[[None, None]]))
+    assert verdict(idle, "linear networks learn the modes") == NOT_TESTABLE
+    assert not any("nan" in v.measured for v in deep_linear_claims.verdicts(idle))
     early = changed(lambda found: found["stages"]["linear"].update(next=[[0.5, 0.5]]))
     assert verdict(early, "linear networks learn the modes") == FAILS
 

@@ -343,6 +343,9 @@ def _stages(depths: list[Found], kind: str) -> Verdict:
         counts = [sum(t is not None for t in times) for times in rows["times"]]
         first = [t[1] / t[0] for t in rows["times"] if t[0] is not None and t[1] is not None]
         most = max((abs(v) for v in _all(rows["next"])), default=math.nan)
+        if max(counts) == 0:
+            said.append(f"{layer_word(found['depth'])}: none was learned in the time given")
+            continue
         if max(counts) == 1:
             said.append(
                 f"{layer_word(found['depth'])}: the first mode alone was learned in the time given, with at most "
