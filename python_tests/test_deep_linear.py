@@ -152,6 +152,38 @@ def test_small_steps_of_gradient_descent_go_to_the_flow() -> None:
     assert fine < coarse / 3 and fine < 0.01
 
 
+def test_moments_are_those_of_the_solver_where_a_plateau_lies_between_two_kept_points() -> None:
+    """A balanced deep linear network of rank one: a' = a³(1 - a⁴), which has a solution in closed form."""
+    a0, half = 0.1, 0.5**0.25
+    weights = [a0 * w for w in rank_one(4, 6, 6, 6, 1)]
+    x = mirrored(20, 4)
+    problem = Problem(x, x @ weights[0][0].T @ torch.ones(6, 1, dtype=torch.float64), even(x), 1.0)
+    problem = Problem(x, problem.y / problem.y.square().mean().sqrt(), even(x), 1.0)
+
+    def watch(w: Weights) -> Tensor:
+        return (problem.outputs(w) * problem.y).mean((1, 2))[:, None]
+
+    def time(a: float) -> float:
+        return (math.atanh(a**2) - 1 / a**2) / 2
+
+    run = solve(problem, weights, 200.0, points=21, watch=watch)
+    found = deep_measures.crossing(run.watched_times, run.watched[..., 0], 0.5).item()
+    assert found == pytest.approx(time(half) - time(a0), rel=1e-3)
+    kept = torch.stack([watch(run.at(k))[:, 0] for k in range(21)])
+    coarse = deep_measures.crossing(run.times, kept, 0.5).item()
+    assert coarse != pytest.approx(found, rel=0.05)
+
+
+def test_thinned_curves_keep_their_ends_and_what_happens_at_once() -> None:
+    times = torch.linspace(0, 100, 5001, dtype=torch.float64)
+    values = torch.stack([torch.sigmoid(20 * (times - 50)), torch.zeros_like(times)], 1)
+    t, v = deep_measures.thinned(times, values, 41)
+    assert len(t) <= 41 and t[0] == 0 and t[-1] == 100
+    assert v[:, 0].diff().max() < 0.2 and torch.equal(v, values[torch.searchsorted(times, t)])
+    still, _ = deep_measures.thinned(times, torch.zeros_like(values), 5)
+    assert still[0] == 0 and still[-1] == 100
+
+
 # Measures
 
 
@@ -279,6 +311,9 @@ def test_smoke_run(finished: Path, metrics: dict[str, Any]) -> None:
     claims = text.split("## Rank")[0]
     assert all(line.count("|") == 4 for line in claims.splitlines() if line[:1] == "|")
     assert "nan" not in text and "None" not in text
+    for found in metrics["depths"]:  # what is not drawn is not kept
+        assert not any("curve" in net for part in found["broken"] for net in part["nets"])
+        assert [row["amount"] for row in found["digits"][0]["relu"] if "curve" in row] == [0.0, 1.0]
 
 
 def test_a_run_cut_off_takes_up_what_is_there(
@@ -321,6 +356,15 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
     assert verdict(of_nets("relu", "least_odd", lambda old, _: [0.5 for _ in old]), "On the way") == FAILS
     apart = changed(lambda found: found["twins"].update(gradient=1e-3))
     assert verdict(apart, "mirrored rank-one") == FAILS
+    found = metrics["depths"][0]["stages"]["linear"]
+    one = [[times[0], None, None] for times in found["times"]]
+    alone = changed(lambda found: found["stages"]["linear"].update(times=one, next=[[0.0, None]]))
+    (told,) = [v for v in deep_linear_claims.verdicts(alone) if "linear networks learn the modes" in v.claim]
+    assert "first mode alone" in told.measured
+    none = [[None] * 3 for _ in found["times"]]
+    idle = changed(lambda found: found["stages"]["linear"].update(times=none, next=[[None, None]]))
+    assert verdict(idle, "linear networks learn the modes") == NOT_TESTABLE
+    assert not any("nan" in v.measured for v in deep_linear_claims.verdicts(idle))
     early = changed(lambda found: found["stages"]["linear"].update(next=[[0.5, 0.5]]))
     assert verdict(early, "linear networks learn the modes") == FAILS
 
@@ -362,5 +406,13 @@ def test_shrinking_starts_and_waits_are_judged_by_their_powers(metrics: dict[str
     one = "one after the other"
     assert verdict(two_starts(0.25, (0.2, 0.19)), one) == HOLDS
     assert verdict(two_starts(0.25, (0.2, 0.05)), one) != HOLDS  # it vanishes with three layers as well
+    assert verdict(two_starts(0.25, (0.2, 0.3)), one) == FAILS
+    other_width = two_starts(0.25, (0.2, 0.19))
+    for found in other_width["depths"]:
+        wide = copy.deepcopy(found["nets"][0])
+        wide["width"] += 1
+        wide["relu"]["second_half"] = [1.0]
+        found["nets"].append(wide)
+    assert verdict(other_width, one) == HOLDS  # a width with one start says nothing of the other
     for variant, depth in deep_linear.DEPTHS.items():
         assert variant == f"depth-{depth}"

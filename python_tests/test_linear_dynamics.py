@@ -186,15 +186,16 @@ def verdicts(metrics: dict[str, Any]) -> list[str]:
     return [v.verdict for v in linear_dynamics_claims.verdicts(metrics)]
 
 
-AS_DRAWN = 9  # place of the claim that does not hold
+AS_DRAWN, WIDTH = 9, 11  # places of the claim that does not hold, and of the one that takes many draws
 
 
 def test_smoke_run(finished: Path, metrics: dict[str, Any]) -> None:
     names = sorted(path.name for path in finished.iterdir() if path.is_file())
     assert names == ["config.json", "figure.png", "metrics.json", "table.md"]
     found = verdicts(metrics)
-    assert found.pop(AS_DRAWN) == FAILS
-    assert found == [HOLDS] * 13
+    assert found[AS_DRAWN] == FAILS
+    assert found[WIDTH] == NOT_TESTABLE  # four draws of each width
+    assert [v for i, v in enumerate(found) if i not in (AS_DRAWN, WIDTH)] == [HOLDS] * 12
     text = (finished / "table.md").read_text()
     assert all(line.count("|") == 4 for line in text.split("## Balanced")[0].splitlines() if line[:1] == "|")
 
@@ -234,6 +235,8 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
     assert after(lambda m: m["unbalanced"]["rows"][1].update(parts=1e-3)) == [6]
     assert after(lambda m: m["unbalanced"]["rows"][1].update(even_end=0.25)) == [7]
 
+    drawn = next(r["outputs"] for r in metrics["scales"] if (r["start"], r["scale"]) == ("as drawn", 1e-2))
+
     def set_distance(start: str, scale: float, value: float) -> Any:
         def change(m: dict[str, Any]) -> None:
             for r in m["scales"]:
@@ -244,8 +247,14 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
 
     assert after(set_distance("balanced", 1e-3, 0.02)) == [8]
     assert after(set_distance("as drawn", 1e-3, 1e-4)) == [9, 10]
-    assert after(lambda m: [r.update(outputs=0.1, floor=0.1) for r in m["widths"] if r["width"] == 128]) == [
-        11
-    ]
+    assert AS_DRAWN not in after(
+        set_distance("as drawn", 1e-3, 0.8 * drawn)
+    )  # a little less is not on its way to 0
     assert after(lambda m: [r.update(outputs=0.1) for r in m["on_points"]]) == [12]
+    for power, wanted in ((-0.5, HOLDS), (0.0, FAILS), (-1.0, FAILS)):
+        many = copy.deepcopy(metrics)
+        many["plan"]["draws"] = 40
+        for r in many["widths"]:
+            r["outputs"] = r["width"] ** power
+        assert verdicts(many)[WIDTH] == wanted
     assert after(lambda m: [r.update(from_flow=0.1) for r in m["step_size"]]) == [13]

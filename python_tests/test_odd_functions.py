@@ -20,6 +20,7 @@ from zbkernels.experiments.effectively_linear.fitted_networks import Kind, fit
 from zbkernels.experiments.effectively_linear.odd_functions import decomposition_errors
 from zbkernels.experiments.effectively_linear.odd_targets import ODD_TARGETS, best_linear, symmetric_inputs
 from zbkernels.experiments.effectively_linear.two_layer import even_part, linear_network, network, odd_map
+from zbkernels.experiments.effectively_linear.two_layer_fit import fit_closely, polish
 from zbkernels.experiments.progress import Progress
 from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE
 
@@ -129,6 +130,34 @@ def test_fitting_makes_the_error_smaller_and_keeps_the_kind(kind: Kind) -> None:
     assert all(torch.equal(a, b) for a, b in zip(end.weights, again.weights, strict=True))
 
 
+@pytest.mark.parametrize(("alpha", "dimension"), [(0.0, 2), (0.3, 5)])
+def test_close_fits_reach_the_best_linear_map_to_rounding(alpha: float, dimension: int) -> None:
+    x = symmetric_inputs(40, dimension, 1)
+    y = ODD_TARGETS["cubic"].function(x)
+    y = y / y.square().mean().sqrt()
+    least = best_linear(x, y)[1]
+    kind = Kind("", (12,), alpha=alpha)
+    near, close = (
+        float((net(x) - y).square().mean())
+        for net in (fit(kind, x, y, 0, 60), fit_closely(kind, x, y, 0, 60))
+    )
+    assert abs(close - least) < 1e-12 < near - least
+
+
+def test_close_fits_are_of_two_layers_without_biases() -> None:
+    x = symmetric_inputs(5, 2, 0)
+    for kind in (Kind("", (4, 4)), Kind("", (4,), bias=True)):
+        with pytest.raises(ValueError, match="fit_closely: expected two layers without biases, got Kind"):
+            fit_closely(kind, x, x[:, 0], 0, 3)
+
+
+def test_polishing_never_makes_the_error_larger() -> None:
+    x = symmetric_inputs(20, 3, 0)[:20]  # without the symmetry, where it may be held by units' borders
+    y = ODD_TARGETS["median"].function(x)
+    rough = fit(Kind("", (6,)), x, y, 0, 5)
+    assert (polish(rough, x, y)(x) - y).square().mean() < (rough(x) - y).square().mean()
+
+
 def start(out: Path, **options: Any) -> Path:
     progress = Progress(Console(quiet=True))
     return runner.run("odd-functions", preset="smoke", out=out, variants=SOME, progress=progress, **options)
@@ -191,7 +220,7 @@ def test_verdicts_follow_the_metrics(metrics: dict[str, Any]) -> None:
 
     least = metrics["fits"][0]["linear"]
     assert verdict(changed("two-layer", error=least - 1e-9), "none is nearer") == FAILS
-    assert verdict(changed("two-layer", error=least + 1e-5), "reaches exactly") == FAILS
+    assert verdict(changed("two-layer", error=least + 2e-9), "reaches exactly") == FAILS
     assert verdict(changed("two-layer", apart=2.0), "The same of trained") == FAILS
     assert verdict(changed("two-layer", half=metrics["fits"][0]["linear_half"]), "symmetric inputs") == FAILS
     assert verdict(changed("three-layer", error=least), "Deeper") == FAILS

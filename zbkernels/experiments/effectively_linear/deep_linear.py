@@ -14,6 +14,7 @@ from typing import Any
 from zbkernels import data as image_sets
 from zbkernels.experiments.base import Experiment, Preset, RunContext
 from zbkernels.experiments.effectively_linear import deep_linear_figure, deep_linear_report, deep_studies
+from zbkernels.experiments.effectively_linear.deep_flow import MOMENTS
 from zbkernels.experiments.units import crc32, work_unit
 
 DEPTHS = {"depth-2": 2, "depth-3": 3, "depth-4": 4}  # layers of weights
@@ -107,7 +108,7 @@ def run(context: RunContext) -> dict[str, Any]:
 
     def work(name: str, known: dict[str, Any], job: partial[dict[str, Any]]) -> dict[str, Any]:
         progress.describe(name)
-        result = work_unit(context, name, {**known, "seeds": list(seeds)}, job)
+        result = work_unit(context, name, {**known, "seeds": list(seeds), "moments": MOMENTS}, job)
         progress.batch_done()
         progress.epoch_done(f"{name}: done")
         return {**known, **result}

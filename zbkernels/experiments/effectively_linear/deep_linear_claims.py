@@ -276,7 +276,7 @@ def _reaches_linear(depths: list[Found]) -> Verdict:
 
 
 def _half_spaces(depths: list[Found]) -> Verdict:
-    claim = "On the way they are linear, too, as two layers are (nearly odd all along)"
+    claim = "On the way they are nearly linear, too (odd part above 0.9 of f's power all along)"
     said, good = [], []
     for found in depths:
         least = list(_all([net["relu"]["least_odd"] for net in found["nets"]]))
@@ -302,30 +302,33 @@ def _plateau(depths: list[Found]) -> Verdict:
     )
     said, good = [], []
     for found in depths:
-        nets = sorted(found["nets"], key=lambda n: n["norm"])
-        large, small = nets[-1]["norm"], nets[0]["norm"]
-        if large == small:
+        pairs = _paired_waits(found)
+        if not pairs:
             continue
-        at = []
-        for norm in (large, small):
-            known = [w for n in nets if n["norm"] == norm for w in waits(n) if w is not None]
-            if known:
-                at.append(mean(known))
-        if len(at) < 2:
-            continue
-        if found["depth"] == 2:
-            good.append(at[1] < at[0])
-        else:
-            good.append(at[1] > at[0] / 2)
+        large, small = (mean(column) for column in zip(*pairs, strict=True))
+        good.append(small < large if found["depth"] == 2 else abs(small / large - 1) < 0.1)
         said.append(
-            f"{layer_word(found['depth'])}: {100 * at[0]:.1f} % at ‖W(0)‖ = {large:g}, {100 * at[1]:.1f} % at "
-            f"{small:.3g}"
+            f"{layer_word(found['depth'])}: {100 * large:.1f} % at the larger start, {100 * small:.1f} % at the "
+            f"smaller ({len(pairs)} networks)"
         )
     if not said:
         return Verdict(
             claim, NOT_TESTABLE, "one size of the start in this run, or no second half-space learned"
         )
-    return Verdict(claim, _judge_all(good), "wait for the second, of the time of the first: " + _told(said))
+    return Verdict(
+        claim, _judge_all(good), "wait for the second, of the time of the first, same weights: " + _told(said)
+    )
+
+
+def _paired_waits(found: Found) -> list[tuple[float, float]]:
+    """The waits of the same network, of one width and seed, from the largest and from the smallest start."""
+    pairs = []
+    for width in {net["width"] for net in found["nets"]}:
+        nets = sorted((net for net in found["nets"] if net["width"] == width), key=lambda net: -net["norm"])
+        if len(nets) > 1:
+            known = zip(waits(nets[0]), waits(nets[-1]), strict=True)
+            pairs += [(one, other) for one, other in known if one is not None and other is not None]
+    return pairs
 
 
 def _stages(depths: list[Found], kind: str) -> Verdict:
@@ -340,6 +343,15 @@ def _stages(depths: list[Found], kind: str) -> Verdict:
         counts = [sum(t is not None for t in times) for times in rows["times"]]
         first = [t[1] / t[0] for t in rows["times"] if t[0] is not None and t[1] is not None]
         most = max((abs(v) for v in _all(rows["next"])), default=math.nan)
+        if max(counts) == 0:
+            said.append(f"{layer_word(found['depth'])}: none was learned in the time given")
+            continue
+        if max(counts) == 1:
+            said.append(
+                f"{layer_word(found['depth'])}: the first mode alone was learned in the time given, with at most "
+                f"{100 * most:.1f} % of the next at half of it: one stage, and no second to follow it"
+            )
+            continue
         ratio = f", second after {min(first):.1f} to {max(first):.1f} times the first's time" if first else ""
         said.append(
             f"{layer_word(found['depth'])}: {min(counts)} to {max(counts)} of {len(rows['times'][0])} modes "

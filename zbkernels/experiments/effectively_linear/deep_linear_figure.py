@@ -70,7 +70,7 @@ def _draw_values(axes: Any, found: dict[str, Any], net: dict[str, Any]) -> None:
         xlabel="time t", ylabel="singular values", xlim=(0.8 * (net["relu"]["first_half"][0] or 0), 1.1 * end)
     )
     _titled(axes, "ReLU: singular values, first (—), second (- -), third (···)")
-    axes.legend(frameon=False, fontsize=8.5, loc="center left")
+    _legend_above(axes, ncols=len(watched["values"]))
 
 
 def _draw_stages(axes: Any, found: dict[str, Any]) -> None:
@@ -119,17 +119,24 @@ def _draw_broken(axes: Any, found: dict[str, Any]) -> None:
 def _draw_digits(axes: Any, found: dict[str, Any]) -> None:
     part = found["digits"][-1]
     curve = part["linear"][0]["curve"]  # the same with negatives and without
-    axes.plot(curve["times"], curve["loss"], color=_LINEAR, lw=1.6)
+    axes.plot(curve["times"], curve["loss"], color=_LINEAR, lw=1.6, label="linear")
     for amount, style in ((0.0, "-"), (1.0, (0, (4, 2)))):
         row = digit_rows(part, "relu", amount)[0]
-        axes.plot(row["curve"]["times"], row["curve"]["loss"], color=_RELU, ls=style, lw=1.6)
-        axes.plot(row["curve"]["times"], row["curve"]["bent"], color=_TARGET, ls=style, lw=1.2)
+        said = ("ReLU", "part of it not linear") if amount == 0 else (None, None)
+        axes.plot(row["curve"]["times"], row["curve"]["loss"], color=_RELU, ls=style, lw=1.6, label=said[0])
+        axes.plot(
+            row["curve"]["bent_times"], row["curve"]["bent"], color=_TARGET, ls=style, lw=1.2, label=said[1]
+        )
     axes.set(xlabel="time t", ylabel="loss, of that of 0", ylim=(-0.03, 1.06))
-    _titled(
-        axes,
-        f"{part['pair'][0]} against {part['pair'][1]}: with negatives (—), without (- -);\n"
-        "orange: ReLU's part that is not linear",
-    )
+    _titled(axes, f"{part['pair'][0]} against {part['pair'][1]}: with negatives (—), without (- -)")
+    _legend_above(axes, ncols=3)
+
+
+def _legend_above(axes: Any, ncols: int) -> None:
+    """A legend in one row at the top, and room for it above all curves."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.14 * (high - low))
+    axes.legend(frameon=False, fontsize=8.5, loc="upper right", ncols=ncols, columnspacing=1.4)
 
 
 def _titled(axes: Any, title: str) -> None:

@@ -114,6 +114,20 @@ def crossing(times: Tensor, values: Tensor, level: float) -> Tensor:
     return torch.where(there.any(0), at, torch.inf)
 
 
+def thinned(times: Tensor, values: Tensor, most: int = 160) -> tuple[Tensor, Tensor]:
+    """Of curves [S, m] over times [S], at most ``most`` points to draw them by, equally far apart along the curves.
+
+    Lengths are those of a picture whose sides are the ranges of time and of values.
+    """
+    sides = torch.cat([times[:, None], values], 1)
+    span = torch.stack([times[-1] - times[0], *[values.max() - values.min()] * values.shape[1]])
+    steps = (sides.diff(dim=0) / span.clamp_min(1e-300)).norm(dim=1)
+    along = torch.cat([steps.new_zeros(1), steps.cumsum(0)])
+    at = torch.linspace(0, float(along[-1]), most, dtype=along.dtype)
+    kept = torch.unique(torch.searchsorted(along, at).clamp(max=len(times) - 1))
+    return times[kept], values[kept]
+
+
 def best_linear_loss(problem: Problem, span: Tensor) -> Tensor:
     """The least loss of a linear map, of that of f = 0, [1] or [R]."""
     y = problem.y if problem.y.dim() == 3 else problem.y[None]

@@ -50,7 +50,11 @@ class Problem:
 
     def loss(self, weights: Weights) -> Tensor:
         """[R]"""
-        return 0.5 * (self.p * (self.y - self.outputs(weights)).square().sum(-1)).sum(-1)
+        return self.loss_of(self.outputs(weights))
+
+    def loss_of(self, f: Tensor) -> Tensor:
+        """The loss [R] of outputs f [R, N, o]."""
+        return 0.5 * (self.p * (self.y - f).square().sum(-1)).sum(-1)
 
     def descent(self, weights: Weights) -> Weights:
         """-∂loss/∂W_l for each layer; the derivative of ReLU at 0 is taken as 0."""

@@ -23,8 +23,7 @@ from zbkernels.experiments.effectively_linear.deep_flow import Trajectory, solve
 from zbkernels.experiments.effectively_linear.deep_nets import Problem, Weights, draw
 
 SLOPES = {"linear": 1.0, "relu": 0.0}
-POINTS = 161
-STAGE_POINTS = 401  # the first stage is over in a hundredth of the time that the last one takes
+POINTS = 81  # at which the part that is not linear is measured
 # ReLU's gradient jumps where a sample crosses a unit's border, so its flow gains nothing from a high order.
 ACCURACY: dict[str, dict[str, Any]] = {
     "linear": {"method": "DOP853", "rtol": 1e-7, "atol": 1e-10},
@@ -136,7 +135,7 @@ def small_start(
     """Linear and ReLU networks from small Gaussian weights, on whitened mirrored inputs and the target x_1.
 
     Args:
-        watched: keep the first seed's layers over time, too.
+        watched: keep what is drawn over time: losses of three seeds, and the layers of the first ReLU network.
     """
     features = 8
     x = mirrored(200, features)
@@ -145,20 +144,27 @@ def small_start(
     found: dict[str, Any] = {}
     for kind, slope in SLOPES.items():
         problem = Problem(x, x[:, :1], p, slope)
-        run = solve(problem, start, end if kind == "relu" else end / 3, points=POINTS, **ACCURACY[kind])
-        f = [problem.outputs(run.at(k)) for k in range(POINTS)]
-        loss = torch.stack([problem.loss(run.at(k)) for k in range(POINTS)])
-        learned = torch.stack([measures.halves(problem, out) for out in f])  # [K, R, 2]
-        odd = torch.stack([measures.odd_share(out) for out in f])
+
+        def watch(weights: Weights, problem: Problem = problem) -> Tensor:
+            f = problem.outputs(weights)
+            whole = torch.stack([problem.loss_of(f), measures.odd_share(f)], 1)
+            values = [_first_values(w[:1], 3).expand(len(f), -1) for w in weights] if watched else []
+            return torch.cat([whole, measures.halves(problem, f), *values], 1)
+
+        until = end if kind == "relu" else end / 3
+        run = solve(problem, start, until, points=2, watch=watch, **ACCURACY[kind])
+        times, loss, odd = run.watched_times, run.watched[..., 0], run.watched[..., 1]
+        learned = run.watched[..., 2:4]
         first, second = torch.stack(
-            [measures.crossing(run.times, learned[..., side], 0.5) for side in (0, 1)]
+            [measures.crossing(times, learned[..., side], 0.5) for side in (0, 1)]
         ).sort(0)[0]
-        tenth, most = (measures.crossing(run.times, 1 - loss / loss[0], level) for level in (0.1, 0.9))
+        tenth, most = (measures.crossing(times, 1 - loss / loss[0], level) for level in (0.1, 0.9))
         under_way = (loss < 0.9 * loss[0]) & (loss > 0.1 * loss[0])
+        f_end = problem.outputs(run.at(-1))
         found[kind] = {
             **layers(kind, start, run.at(-1)),
             "loss": numbers(loss[-1] / loss[0]),
-            "linear_share": numbers(measures.linear_share(problem, f[-1], measures.linear_span(problem))),
+            "linear_share": numbers(measures.linear_share(problem, f_end, measures.linear_span(problem))),
             "odd_share": numbers(odd[-1]),
             "least_odd": numbers(torch.where(under_way, odd, 1.0).amin(0)),
             "first_half": numbers(first),
@@ -166,23 +172,22 @@ def small_start(
             "tenth": numbers(tenth),
             "nine_tenths": numbers(most),
             "evaluations": run.evaluations,
-            "curves": {"times": numbers(run.times.T[:3]), "loss": numbers((loss / loss[0]).T[:3])},
         }
         if watched:
-            found[kind]["watched"] = _watched(kind, run)
+            drawn = [
+                measures.thinned(times[:, i], loss[:, i : i + 1] / loss[0, i]) for i in range(len(seeds[:3]))
+            ]
+            found[kind]["curves"] = {
+                "times": [numbers(t) for t, _ in drawn],
+                "loss": [numbers(v[:, 0]) for _, v in drawn],
+            }
+            if kind == "relu":
+                when, values = measures.thinned(times[:, 0], run.watched[:, 0, 4:])
+                found[kind]["watched"] = {
+                    "times": numbers(when),
+                    "values": numbers(values.unflatten(1, (depth, 3)).transpose(0, 1)),
+                }
     return found
-
-
-def _watched(kind: str, run: Trajectory) -> dict[str, Any]:
-    """The first network's layers over time."""
-    weights = [w[:, 0] for w in run.weights]  # the points stand where networks stood
-    depth = len(weights)
-    return {
-        "times": numbers(run.times[:, 0]),
-        "norms": numbers(measures.norms(weights).T),
-        "values": numbers(torch.stack([_first_values(w, 3) for w in weights])),
-        "alignment": numbers(measures.alignment(weights, ranks(kind, depth)).T),
-    }
 
 
 def _first_values(weights: Tensor, count: int) -> Tensor:
@@ -203,26 +208,34 @@ def stages(
     found: dict[str, Any] = {}
     for kind, slope in SLOPES.items():
         problem = Problem(x, x[:, : len(modes)] * strength, p, slope)
-        run = solve(problem, start, end, points=STAGE_POINTS, crowding=2.0, **ACCURACY[kind])
-        f = [problem.outputs(run.at(k)) for k in range(STAGE_POINTS)]
-        loss = torch.stack([problem.loss(run.at(k)) for k in range(STAGE_POINTS)])
-        learned = torch.stack([(out * x[:, : len(modes)]).mean(1) / strength for out in f])  # [K, R, modes]
+
+        def watch(weights: Weights, problem: Problem = problem) -> Tensor:
+            f = problem.outputs(weights)
+            return torch.cat([(f * x[:, : len(modes)]).mean(1) / strength, problem.loss_of(f)[:, None]], 1)
+
+        run = solve(problem, start, end, points=2, watch=watch, **ACCURACY[kind])
+        learned, loss = run.watched[..., :-1], run.watched[..., -1]  # [S, R, modes], [S, R]
         times = torch.stack(
-            [measures.crossing(run.times, learned[..., mode], 0.5) for mode in range(len(modes))], 1
+            [measures.crossing(run.watched_times, learned[..., mode], 0.5) for mode in range(len(modes))], 1
         )  # [R, modes]
         ahead = torch.stack(
-            [_at(run.times, learned[..., mode + 1], times[:, mode]) for mode in range(len(modes) - 1)], 1
+            [
+                _at(run.watched_times, learned[..., mode + 1], times[:, mode])
+                for mode in range(len(modes) - 1)
+            ],
+            1,
         )
+        f_end = problem.outputs(run.at(-1))
+        when, curves = measures.thinned(run.watched_times[:, 0], learned[:, 0])
         found[kind] = {
             "times": numbers(times),
             "next": numbers(ahead),
             "loss": numbers(loss[-1] / loss[0]),
             "rank": numbers(measures.shares(run.at(-1), len(modes))),
-            "linear_share": numbers(measures.linear_share(problem, f[-1], measures.linear_span(problem))),
+            "linear_share": numbers(measures.linear_share(problem, f_end, measures.linear_span(problem))),
             "curves": {
-                "times": numbers(run.times[::2, 0]),
-                "learned": numbers(learned[::2, 0].T),
-                "loss": numbers(loss[::2, 0] / loss[0, 0]),
+                "times": numbers(when),
+                "learned": numbers(curves.T),
             },
         }
     return found
@@ -258,38 +271,50 @@ def asymmetry(
     p = torch.stack([lopsided(count, amount if kind == "inputs" else 0.0) for amount, _ in every])
     problem = Problem(x, y, p, SLOPES["relu"])
     start = draw([features, *[width] * (depth - 1), 1], norm, [seed for _, seed in every])
-    run = solve(problem, start, end, points=POINTS, **ACCURACY["relu" if kind == "target" else "unfitted"])
+    accuracy = ACCURACY["relu" if kind == "target" else "unfitted"]
+    run = solve(problem, start, end, points=2, watch=problem.loss, **accuracy)
     return {"amounts": list(amounts), "nets": _beside_linear(problem, run, start, [a for a, _ in every])}
 
 
 def _beside_linear(
-    problem: Problem, run: Trajectory, start: Weights, amounts: Sequence[float]
+    problem: Problem,
+    run: Trajectory,
+    start: Weights,
+    amounts: Sequence[float],
+    drawn: Sequence[float] = (),
 ) -> list[dict[str, Any]]:
-    """How linear the networks are at the end and on the way, one row per network."""
-    span, kept = measures.linear_span(problem), list(range(0, POINTS, 2))
-    loss = torch.stack([problem.loss(run.at(k)) for k in kept])  # [K, R]
-    straight = torch.stack([measures.linear_share(problem, problem.outputs(run.at(k)), span) for k in kept])
+    """How linear the networks are at the end, one row per network; of the first of each amount ``drawn``, over time."""
+    span, loss = measures.linear_span(problem), run.watched  # [S, R]
     floor = measures.best_linear_loss(problem, span).expand(len(amounts))
     still = 0.5 * (problem.p * problem.y.square().sum(-1)).sum(-1).expand(len(amounts))  # the loss of f = 0
-    half = measures.crossing(run.times[kept], 1 - loss / still, 0.5)
+    half = measures.crossing(run.watched_times, 1 - loss / still, 0.5)
     end = run.at(-1)
+    bent = 1 - measures.linear_share(problem, problem.outputs(end), span)
     made = layers("linear" if problem.slope == 1 else "relu", start, end)
-    return [
+    rows: list[dict[str, Any]] = [
         {
             "amount": amount,
-            "bent": max(float(1 - straight[-1, i]), 0.0),
+            "bent": max(float(bent[i]), 0.0),
             "loss": float(loss[-1, i] / still[i]),
             "best_linear": max(float(floor[i]), 0.0),
             "half_time": numbers(half[i]),
             **{name: value[i] for name, value in made.items()},
-            "curve": {
-                "times": numbers(run.times[kept, i]),
-                "loss": numbers(loss[:, i] / still[i]),
-                "bent": numbers(1 - straight[:, i]),
-            },
         }
         for i, amount in enumerate(amounts)
     ]
+    chosen = [amounts.index(amount) for amount in drawn if amount in amounts]
+    if chosen:
+        outputs = (problem.outputs(run.at(k)) for k in range(len(run.times)))
+        course = torch.stack([1 - measures.linear_share(problem, f, span) for f in outputs])  # [K, R]
+    for i in chosen:
+        when, losses = measures.thinned(run.watched_times[:, i], loss[:, i : i + 1] / still[i])
+        rows[i]["curve"] = {
+            "times": numbers(when),
+            "loss": numbers(losses[:, 0]),
+            "bent_times": numbers(run.times[:, i]),
+            "bent": numbers(course[:, i]),
+        }
+    return rows
 
 
 def digits(
@@ -314,8 +339,8 @@ def digits(
         p = torch.stack([lopsided(len(images), amount) for amount, _ in every])
         start = draw([x.shape[1], *[width] * (depth - 1), 1], norm, [seed for _, seed in every])
         problem = Problem(x, y, p, slope)
-        run = solve(problem, start, end, points=POINTS, **ACCURACY["unfitted"])
-        rows = _beside_linear(problem, run, start, [amount for amount, _ in every])
+        run = solve(problem, start, end, points=POINTS, watch=problem.loss, **ACCURACY["unfitted"])
+        rows = _beside_linear(problem, run, start, [amount for amount, _ in every], (0.0, 1.0))
         f = Problem(x_test, y_test, p, slope).outputs(run.at(-1))
         odd = measures.odd_share(problem.outputs(run.at(-1)))
         fixed = measures.fixed_units(problem, run.at(-1), len(images))

@@ -28,6 +28,7 @@ from zbkernels.experiments.effectively_linear.two_layer import (
     odd_map,
     rounding_unit,
 )
+from zbkernels.experiments.effectively_linear.two_layer_fit import RESTARTS, STEPS, fit_closely
 from zbkernels.experiments.units import work_unit
 
 KINDS = {
@@ -50,8 +51,8 @@ class Plan:
     Attributes:
         points: inputs, of which each is followed by its negative.
         random_networks: for each seed, slope and dtype of the decomposition.
-        iterations: of L-BFGS, at most, for the two-layer networks without biases, which are to reach their best; others
-            are to show that they come below it, and get a quarter.
+        iterations: of L-BFGS, at most; two-layer networks without biases, which are to reach their best, then get
+            Levenberg and Marquardt's method, too.
     """
 
     dimensions: tuple[int, ...]
@@ -62,9 +63,9 @@ class Plan:
 
 
 PLANS = {
-    "smoke": Plan((2, 5), ("dead-zone",), 60, 5, 1600),
-    "quick": Plan((2, 5), tuple(ODD_TARGETS), 150, 20, 2400),
-    "paper": Plan((2, 5, 20), tuple(ODD_TARGETS), 300, 100, 3000),
+    "smoke": Plan((2, 5), ("dead-zone",), 60, 5, 400),
+    "quick": Plan((2, 5), tuple(ODD_TARGETS), 150, 20, 600),
+    "paper": Plan((2, 5, 20), tuple(ODD_TARGETS), 300, 100, 750),
 }
 
 
@@ -92,6 +93,7 @@ def run(context: RunContext) -> dict[str, Any]:
                 "seed": seed,
                 "points": plan.points,
                 "iterations": plan.iterations,
+                "polish": [RESTARTS, STEPS],
                 "kinds": list(settings.variants),
             }
             name = f"{target}-{dimension}-seed{seed}"
@@ -105,6 +107,7 @@ def run(context: RunContext) -> dict[str, Any]:
         "seeds": list(settings.seeds),
         "points": plan.points,
         "iterations": plan.iterations,
+        "polish": [RESTARTS, STEPS],
         "kinds": list(settings.variants),
         **decomposition,
         "fits": fits,
@@ -171,12 +174,11 @@ def _fit_all(plan: Plan, dimension: int, target: str, seed: int, kinds: tuple[st
     }
     fitted = {}
     for name in kinds:
-        kind, shorter = KINDS[name], plan.iterations // 4
-        two_layer = name in TWO_LAYER
-        fitted[name] = fit(kind, x, y, seed, plan.iterations if two_layer else shorter)
+        kind, two_layer = KINDS[name], name in TWO_LAYER
+        fitted[name] = (fit_closely if two_layer else fit)(kind, x, y, seed, plan.iterations)
         found["networks"][name] = _measure(fitted[name], x, y, fresh, y_fresh, linear)
         if two_layer:
-            on_half = fit(kind, half, y_half, seed, shorter)
+            on_half = fit(kind, half, y_half, seed, plan.iterations)
             found["networks"][name]["half"] = _error(on_half(half), y_half)
     if dimension == 2:
         found["profile"] = _profile(target, float(size), linear, fitted)

@@ -36,8 +36,9 @@ def _heading(metrics: dict[str, Any]) -> str:
         f"# odd-functions, preset {metrics['preset']}\n\n"
         f"- Inputs: {metrics['points']:,} normal vectors x and their negatives; targets scaled to a mean square of 1. "
         "Targets, sizes and training are ours.\n"
-        f"- Training: L-BFGS on all points, float64, at most {metrics['iterations']:,} iterations for two layers "
-        f"without biases and {metrics['iterations'] // 4:,} for the others; seeds "
+        f"- Training: L-BFGS on all points, float64, at most {metrics['iterations']:,} iterations; for two layers "
+        f"without biases then Levenberg and Marquardt's method, at most {metrics['polish'][1]} steps from there and "
+        f"from each of at most {metrics['polish'][0]} starts beside it; seeds "
         f"{', '.join(map(str, metrics['seeds']))}, which draw points and first weights.\n"
     )
 
