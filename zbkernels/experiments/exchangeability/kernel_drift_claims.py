@@ -224,9 +224,11 @@ def _stable(metrics: dict[str, Any], sweep: dict[str, Any]) -> Verdict:
     far, at_start, without = [], [], 0
     for run in runs_of(metrics, sweep["key"]):
         if state(run) == "stable":
-            layers = [(drift(run, i), drift(run, i, look=0), i + 1) for i in range(metrics["layers"])]
-            distances = [(math.sqrt(now), i, run["value"]) for now, _, i in layers if now is not None]
-            at_start += [math.sqrt(before) for _, before, _ in layers if before is not None]
+            layers = range(metrics["layers"])
+            trained = [(drift(run, i), i + 1) for i in layers]
+            distances = [(math.sqrt(gap), layer, run["value"]) for gap, layer in trained if gap is not None]
+            untrained = [drift(run, i, look=0) for i in layers]
+            at_start += [math.sqrt(gap) for gap in untrained if gap is not None]
             without += len(layers) > len(distances)
             far += [max(distances)] if distances else []
     if not far or not at_start:

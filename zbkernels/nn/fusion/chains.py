@@ -17,7 +17,7 @@ from zbkernels.nn.fusion.passing import is_dropout, passes
 from zbkernels.ops.conv_relu_pool2d import conv_relu_pool2d
 from zbkernels.ops.linear_relu import linear_relu
 
-CONV, LINEAR, RELU, POOL = "conv2d", "linear", "relu", "pool"
+CONV, LINEAR = "conv2d", "linear"
 
 
 class NotFused(Exception):
@@ -30,14 +30,14 @@ class Chain:
 
     Attributes:
         kind: CONV or LINEAR.
-        name: what the user calls the convolution or linear layer: its path in the module, or the function.
         nodes: in the order in which they run; the last one's value is the op's.
         arguments: of the op, besides x and weight.
+        module: the convolution or linear layer; None where a function is called.
         moved: a flatten that stood before the ReLU and comes after the op.
+        notes: for the report.
     """
 
     kind: str
-    name: str
     nodes: list[fx.Node]
     arguments: dict[str, Any]
     module: nn.Module | None = None
@@ -94,21 +94,18 @@ def find(root: nn.Module, graph: fx.Graph) -> Iterator[tuple[str, Chain | str]]:
         kind = _head(root, node)
         if kind is None:
             continue
-        name = (
-            str(node.target)
-            if node.op == "call_module"
-            else getattr(node.target, "__name__", str(node.target))
-        )
+        target = node.target
+        name = str(target) if node.op == "call_module" else getattr(target, "__name__", str(target))
         try:
-            yield name, _chain(root, node, kind, name)
+            yield name, _chain(root, node, kind)
         except NotFused as why:
             yield name, str(why)
 
 
-def _chain(root: nn.Module, node: fx.Node, kind: str, name: str) -> Chain:
+def _chain(root: nn.Module, node: fx.Node, kind: str) -> Chain:
     module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
     arguments = _conv_arguments(node, module) if kind == CONV else _linear_arguments(node, module)
-    chain = Chain(kind, name, [node], arguments, module)
+    chain = Chain(kind, [node], arguments, module)
     follower = _next(root, chain)
     if follower is None:
         raise NotFused("no ReLU follows" if len(node.users) < 2 else "its output is used in several places")

@@ -62,9 +62,8 @@ class State:
 
     def function(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """What to call instead of forward; None: forward."""
-        if (
-            torch.jit.is_tracing() and torch.onnx.is_in_onnx_export()
-        ):  # by TorchScript, which knows no op of ours
+        # The older ONNX exporter goes by TorchScript and knows no op of ours.
+        if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
             return None
         for each in args:
             if not isinstance(each, torch.Tensor):
@@ -136,9 +135,8 @@ def fused_class(kind: type[nn.Module]) -> type[nn.Module]:
 
         @functools.wraps(kind.forward)
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            state = (
-                None if kwargs else getattr(self, STATE, None)
-            )  # none in what was made of the class, as by slicing
+            # What was made of the class, as by slicing a Sequential, has no state.
+            state = None if kwargs else getattr(self, STATE, None)
             function = None if state is None else state.function(self, args)
             return kind.forward(self, *args, **kwargs) if function is None else function(self, *args)
 

@@ -144,19 +144,19 @@ def _look_at_source(module: nn.Module) -> None:
 def _codes(kind: type[nn.Module]) -> Iterator[tuple[str, types.CodeType]]:
     """The code of forward, of the class's own methods that it names, and what is nested in them."""
     seen: set[str] = set()
-    todo: list[tuple[str, Any]] = [("forward", getattr(kind, "forward", None))]
-    while todo:
-        name, function = todo.pop()
+    found: list[tuple[str, Any]] = [("forward", getattr(kind, "forward", None))]
+    while found:
+        name, function = found.pop()
         code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else function
         if not isinstance(code, types.CodeType):
             continue
         yield name, code
-        todo += [(name, const) for const in code.co_consts if isinstance(const, types.CodeType)]
+        found += [(name, const) for const in code.co_consts if isinstance(const, types.CodeType)]
         for other in set(code.co_names) - seen:
             seen.add(other)
             method = inspect.getattr_static(kind, other, None)
             if isinstance(method, types.FunctionType) and method.__module__ != nn.Module.__module__:
-                todo.append((other, method))
+                found.append((other, method))
 
 
 _LOCK = threading.Lock()
