@@ -254,9 +254,42 @@ def _draws(self: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.relu(self.conv(x)) * float(torch.rand(()))
 
 
+def _without_gradients(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.relu(self.conv(x))
+
+
+@torch.no_grad()
+def _decorated(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(self.conv(x))
+
+
+def _in_bfloat16(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.relu(self.conv(x))
+
+
+def _helped(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return _without_gradients(self, x)
+
+
+CALLS = 0
+
+
+def _counts(self: Any, x: torch.Tensor) -> torch.Tensor:
+    global CALLS
+    CALLS += 1
+    return torch.relu(self.conv(x))
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
+        (_without_gradients, "no_grad"),
+        (_decorated, "with statement"),
+        (_in_bfloat16, "autocast"),
+        (_helped, "no_grad"),
+        (_counts, "changes the global CALLS"),
         (_writes, "changes the attribute last"),
         (_collects, "changes the attribute kept"),
         (_decides, "cannot be traced"),
@@ -272,7 +305,7 @@ def test_a_forward_that_a_graph_would_not_do_justice_stays(
     assert [each.path for each in report.left] == ["forward"]
     assert why in report.left[0].why
     assert not is_fused(model)
-    model(x)
+    assert not (model(x).requires_grad and body in (_without_gradients, _decorated, _helped))
     assert not any(type(value).__name__ == "Proxy" for value in vars(model).values())
 
 

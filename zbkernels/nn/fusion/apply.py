@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from zbkernels.nn.fusion import gains, rewritten
+from zbkernels.nn.fusion.borders import may_hold_chains, trace_across
 from zbkernels.nn.fusion.chains import Chain
 from zbkernels.nn.fusion.gains import Choice
 from zbkernels.nn.fusion.report import Fused, FusionReport, NotFused
 from zbkernels.nn.fusion.rewritten import Key
-from zbkernels.nn.fusion.tracing import NotTraced, trace
+from zbkernels.nn.fusion.tracing import NotTraced
 
 _WHEN = ("measured", "rule", "always")
 
@@ -95,31 +96,47 @@ Place = tuple[str, Key]  # path of the module in whose forward the chain is, and
 
 def _candidates(model: nn.Module) -> tuple[dict[Place, Chain], list[NotFused]]:
     found: dict[Place, Chain] = {}
-    left: list[NotFused] = []
+    left: list[tuple[str, NotFused]] = []  # with the path of the module whose forward it is
+    inlined: set[nn.Module] = set()
+    calls: dict[nn.Module, set[nn.Module]] = {}
     for path, module in model.named_modules():
-        if not _may_hold_chains(module):
+        if not may_hold_chains(module):
             continue
         why_not = ""
         for _ in rewritten.each_mode(module):
             try:
-                chains = rewritten.keyed(module, trace(module).graph)
+                traced = trace_across(module)
             except NotTraced as why:
                 why_not = str(why)
                 continue
-            for key, chain in chains.items():
+            inlined |= {module.get_submodule(child) for child in traced.inlined}
+            calls.setdefault(module, set()).update(
+                module.get_submodule(str(node.target))
+                for node in traced.graph.nodes
+                if node.op == "call_module"
+            )
+            for key, chain in rewritten.keyed(module, traced.graph).items():
                 if isinstance(chain, Chain):
                     found.setdefault((path, key), chain)
-                elif (path, key) not in found and not any(each.path == _name(path, key) for each in left):
-                    left.append(NotFused(_name(path, key), chain))
+                elif (path, key) not in found and all(each.path != _name(path, key) for _, each in left):
+                    left.append((path, NotFused(_name(path, key), chain)))
         if why_not and not any(place[0] == path for place in found):
-            left.append(NotFused(path or "forward", why_not))
-    return found, [each for each in left if each.path not in {_name(*place) for place in found}]
+            left.append((path, NotFused(path or "forward", why_not)))
+    theirs = _never_called(inlined, calls)
+    ours = {path for path, module in model.named_modules() if module not in theirs}
+    found = {place: chain for place, chain in found.items() if place[0] in ours}
+    names = {_name(*place) for place in found}
+    return found, [each for path, each in left if path in ours and each.path not in names]
 
 
-def _may_hold_chains(module: nn.Module) -> bool:
-    """Not torch's own layers, whose forward is one step, but its containers."""
-    own = type(module).__module__.startswith("torch.nn.")
-    return type(module) is nn.Sequential or (not own and hasattr(type(module), "forward"))
+def _never_called(inlined: set[nn.Module], calls: dict[nn.Module, set[nn.Module]]) -> set[nn.Module]:
+    """Of the modules whose steps others have gone into those that nobody calls as a whole as well."""
+    theirs: set[nn.Module] = set()
+    while True:  # grows: what only those call that are not called themselves is not called either
+        called = {module for caller, modules in calls.items() if caller not in theirs for module in modules}
+        if inlined - called == theirs:
+            return theirs
+        theirs = inlined - called
 
 
 def _name(path: str, key: Key) -> str:

@@ -118,7 +118,7 @@ def _chain(root: nn.Module, node: fx.Node, kind: str) -> Chain:
         chain.moved = follower
         chain.nodes.append(follower)
         follower = _next(root, chain)
-    slope = None if follower is None else _slope(root, follower)
+    slope = None if follower is None else slope_of(root, follower)
     if follower is None or slope is None:
         raise NotFused(f"no ReLU follows{_instead(root, follower)}")
     if kind == LINEAR and slope and not _in_place(root, follower):
@@ -219,7 +219,7 @@ def _check_module(module: nn.Module, kind: type[nn.Module]) -> None:
         raise NotFused("a hook is on it")
 
 
-def _slope(root: nn.Module, node: fx.Node) -> float | None:
+def slope_of(root: nn.Module, node: fx.Node) -> float | None:
     """The negative slope of a node that is a ReLU or leaky ReLU of its first argument; None: it is something else."""
     slope: Any = None
     if node.op == "call_module":
@@ -237,6 +237,11 @@ def _slope(root: nn.Module, node: fx.Node) -> float | None:
     elif node.target in (F.leaky_relu, F.leaky_relu_):
         slope = _bound(_leaky, node)["negative_slope"]
     return slope if isinstance(slope, (int, float)) and 0 <= slope <= 1 else None
+
+
+def is_pool(root: nn.Module, node: fx.Node) -> bool:
+    """Whether the node is a max or average pool that the op can do."""
+    return _pool_arguments(root, node) is not None
 
 
 def _in_place(root: nn.Module, node: fx.Node) -> bool:

@@ -38,6 +38,7 @@ class Guard:
         attributes: names and what they held.
         children: the names of its children; None: any.
         bare: no hook may be on it, since its call is not made.
+        names: globals that forward looked at, by the dictionary that holds them.
     """
 
     path: tuple[str, ...]
@@ -45,13 +46,17 @@ class Guard:
     attributes: tuple[tuple[str, Any], ...] = ()
     children: tuple[str, ...] | None = None
     bare: bool = False
+    names: tuple[tuple[dict[str, Any], str, Any], ...] = ()
 
     def holds(self, module: nn.Module) -> bool:
         owner: nn.Module | None = module
         for name in self.path:
             owner = owner._modules.get(name) if owner is not None else None
-        if owner is None or (self.kind is not None and type(owner) is not self.kind):
+        if owner is None or (self.kind is not None and as_written(type(owner)) is not self.kind):
             return False
+        for scope, name, kept in self.names:
+            if not same(kept, scope.get(name, _MISSING)):
+                return False
         for name, kept in self.attributes:
             if not same(kept, getattr(owner, name, _MISSING)):
                 return False
@@ -66,6 +71,18 @@ def of_reads(reads: Iterable[tuple[str, str, Any]]) -> list[Guard]:
     for path, name, value in reads:
         by_path.setdefault(path, []).append((name, value))
     return [Guard(_names(path), attributes=tuple(found)) for path, found in by_path.items()]
+
+
+def of_globals(read: Iterable[tuple[dict[str, Any], str]]) -> list[Guard]:
+    """For the numbers, flags and names among the globals that forward can see; what else is there is no setting."""
+    found = {(id(scope), name): (scope, name, scope[name]) for scope, name in read}
+    simple = tuple(each for each in found.values() if isinstance(each[2], _SIMPLE))
+    return [Guard((), names=simple)] if simple else []
+
+
+def of_call(root: nn.Module, path: str) -> Guard:
+    """For a module whose own steps stand for its call."""
+    return Guard(_names(path), as_written(type(root.get_submodule(path))), bare=True)
 
 
 def of_children(root: nn.Module, graph: fx.Graph) -> list[Guard]:
@@ -90,10 +107,17 @@ def _names(path: str) -> tuple[str, ...]:
     return tuple(path.split(".")) if path else ()
 
 
+def as_written(kind: type) -> type:
+    """The class of a module without what fusion made of it."""
+    written: type = getattr(kind, "_zb_as_written", kind)
+    return written
+
+
 def hooked(module: nn.Module) -> bool:
-    """Whether calling the module does more than its forward."""
+    """Whether calling the module does more than its class's forward."""
     return bool(
-        module._forward_hooks
+        "forward" in module.__dict__  # libraries that offload or quantise wrap it there
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks

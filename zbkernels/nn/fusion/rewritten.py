@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from zbkernels.nn.fusion.borders import trace_across
 from zbkernels.nn.fusion.chains import Chain, find, op_of, put_in
 from zbkernels.nn.fusion.guards import Guard, of_layer
-from zbkernels.nn.fusion.tracing import NotTraced, trace
+from zbkernels.nn.fusion.tracing import NotTraced
 
 STATE = "_zb_fused"
 _MOST_WAYS = 8  # through one forward; a module that has more of them runs unfused where these don't fit
@@ -93,7 +94,7 @@ def way_through(
     Raises:
         NotTraced: as :func:`zbkernels.nn.fusion.tracing.trace`.
     """
-    traced = trace(module)
+    traced = trace_across(module)
     guards = list(traced.guards)
     for key, chain in keyed(module, traced.graph).items():
         if key in accepted and isinstance(chain, Chain):
@@ -163,6 +164,7 @@ def fused_class(kind: type[nn.Module]) -> type[nn.Module]:
             "__module__": kind.__module__,
             "__qualname__": kind.__qualname__,
             "__doc__": kind.__doc__,
+            "_zb_as_written": kind,
         }
         _classes[kind] = type(kind.__name__, (kind,), members)
     return _classes[kind]

@@ -3,6 +3,7 @@
 A graph is what forward did once. What it did may depend on attributes of the module, on optional arguments and on
 chance: so attributes that were read are kept, to be compared before each call (:mod:`guards`), optional arguments are
 left at their defaults, and a forward that writes attributes or draws random numbers while it decides is not taken.
+Nor is one with a ``with`` statement, its decorators' included: a graph knows no autocast and no no_grad.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from zbkernels.nn.fusion.guards import Guard, kept, of_children, of_reads
+from zbkernels.nn.fusion.guards import Guard, kept, of_call, of_children, of_globals, of_reads
 
 
 class NotTraced(Exception):
@@ -35,16 +36,22 @@ class Traced:
     Attributes:
         inputs: names of the arguments without a default, which must be tensors.
         guards: what forward looked at, which must still be so when the graph is used.
+        inlined: paths of the children whose own steps are in the graph, in place of their call.
     """
 
     graph: fx.Graph
     inputs: tuple[str, ...]
     guards: tuple[Guard, ...]
+    inlined: frozenset[str] = frozenset()
 
 
 class _Tracer(fx.Tracer):
+    def __init__(self, inlined: frozenset[str]) -> None:
+        super().__init__()
+        self.inlined = inlined
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
+        return module_qualified_name not in self.inlined
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """An assert stays one in the graph; else a forward that asks for values has no graph."""
@@ -77,24 +84,31 @@ def _asserts(code: types.CodeType, at: int) -> bool:
     return raises and jump.opname.endswith(("IF_TRUE", "IF_FALSE"))
 
 
-def trace(module: nn.Module) -> Traced:
+def trace(module: nn.Module, inlined: frozenset[str] = frozenset()) -> Traced:
     """The graph of ``module.forward`` as its class defines it.
 
+    Args:
+        inlined: paths of descendants that are to be gone into; others are single steps.
+
     Raises:
-        NotTraced: it depends on values, on isinstance, on chance, writes attributes or takes any number of arguments.
+        NotTraced: it depends on values, on isinstance, on chance, writes attributes, has a ``with`` statement or takes
+            any number of arguments.
     """
     inputs, defaults = _arguments(module)
-    _look_at_source(module)
+    globals_read = _look_at_source(module)
+    for path in inlined:
+        globals_read += _look_at_source(module.get_submodule(path))
     record = _Record(module)
     with _no_chance(), record.kept():
         try:
-            graph = _Tracer().trace(module, concrete_args=defaults)
+            graph = _Tracer(inlined).trace(module, concrete_args=defaults)
         except Exception as error:  # whatever someone's forward raises when it is given proxies
             raise NotTraced(f"its forward cannot be traced: {_one_line(error)}") from error
     if record.changed:
         raise NotTraced(f"its forward changes the attribute {record.changed[0]}")
     guards = of_reads((path, name, value) for (path, name), value in record.reads.items())
-    return Traced(graph, inputs, (*guards, *of_children(module, graph)))
+    guards += [of_call(module, path) for path in sorted(inlined)]
+    return Traced(graph, inputs, (*guards, *of_globals(globals_read), *of_children(module, graph)), inlined)
 
 
 def _arguments(module: nn.Module) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -126,37 +140,71 @@ _ASKED = {
     "is_compiling": "asks whether it is compiled",
     "checkpoint": "recomputes parts of itself in the backward",
     "print": "prints",
+    "no_grad": "switches gradients off",
+    "set_grad_enabled": "switches gradients",
+    "inference_mode": "switches gradients off",
+    "autocast": "switches autocast",
+    "enter_context": "enters a context",
+    "__enter__": "enters a context",
 }
 _GLOBALS_ONLY = ("type", "print")  # x.type(…) is a conversion
+_CONTEXTS = ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL")  # of Python 3.10, 3.11 to 3.13, 3.14
+Scope = dict[str, Any]  # the globals of a function
 
 
-def _look_at_source(module: nn.Module) -> None:
-    """Refuse what a trace would get wrong without noticing."""
+def _look_at_source(module: nn.Module) -> list[tuple[Scope, str]]:
+    """Refuse what a trace would get wrong without noticing; returns the globals that may be read."""
+    read: list[tuple[Scope, str]] = []
     if type(module).__module__.startswith("torch.nn."):
-        return
-    for name, code in _codes(type(module)):
+        return read
+    for name, code, scope in _codes(type(module)):
         for each in dis.get_instructions(code):
             word = each.argval if isinstance(each.argval, str) else ""
-            if word in _ASKED and (word not in _GLOBALS_ONLY or each.opname in ("LOAD_GLOBAL", "LOAD_NAME")):
+            is_global = each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            if word in _ASKED and (word not in _GLOBALS_ONLY or is_global):
                 raise NotTraced(f"its {name} {_ASKED[word]} ({word})")
+            if each.opname in _CONTEXTS:
+                raise NotTraced(
+                    f"its {name} has a with statement (a decorator's counts too), of which a graph knows nothing"
+                )
+            if each.opname == "STORE_GLOBAL":
+                raise NotTraced(f"its {name} changes the global {word}")
+            if is_global and word in scope:
+                read.append((scope, word))
+    return read
 
 
-def _codes(kind: type[nn.Module]) -> Iterator[tuple[str, types.CodeType]]:
-    """The code of forward, of the class's own methods that it names, and what is nested in them."""
-    seen: set[str] = set()
-    found: list[tuple[str, Any]] = [("forward", getattr(kind, "forward", None))]
+def _codes(kind: type[nn.Module]) -> Iterator[tuple[str, types.CodeType, Scope]]:
+    """The code of forward, of its decorators, of the class's own methods and the functions beside it that it names, and
+    of what is nested in them, each with its globals."""
+    seen: set[Any] = set()
+    found: list[tuple[str, Any, Scope]] = [("forward", getattr(kind, "forward", None), {})]
     while found:
-        name, function = found.pop()
-        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else function
-        if not isinstance(code, types.CodeType):
+        name, it, scope = found.pop()
+        if isinstance(it, types.FunctionType):
+            scope = it.__globals__
+            inner = [getattr(it, "__wrapped__", None), *map(_held, it.__closure__ or ())]
+            found += [(name, each, scope) for each in inner if isinstance(each, types.FunctionType)]
+            it = it.__code__
+        if not isinstance(it, types.CodeType) or it in seen:
             continue
-        yield name, code
-        found += [(name, const) for const in code.co_consts if isinstance(const, types.CodeType)]
-        for other in set(code.co_names) - seen:
-            seen.add(other)
+        seen.add(it)
+        yield name, it, scope
+        found += [(name, const, scope) for const in it.co_consts if isinstance(const, types.CodeType)]
+        for other in it.co_names:
             method = inspect.getattr_static(kind, other, None)
             if isinstance(method, types.FunctionType) and method.__module__ != nn.Module.__module__:
-                found.append((other, method))
+                found.append((other, method, scope))
+            beside = scope.get(other)
+            if isinstance(beside, types.FunctionType) and beside.__module__.split(".")[0] != "torch":
+                found.append((other, beside, scope))
+
+
+def _held(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet bound
+        return None
 
 
 _LOCK = threading.Lock()
