@@ -70,7 +70,7 @@ ARCHITECTURES = {
     "MLP": Architecture(classifiers.MLP, MNIST, 16, (128, *MNIST), (0, 2)),
     "ResNet, basic": Architecture(residual.resnet_basic, CIFAR, 8, (16, 3, 96, 96), (0, 4)),
     "ResNet, bottleneck": Architecture(residual.resnet_bottleneck, CIFAR, 8, (16, 3, 96, 96), (0, 7)),
-    "NFNet": Architecture(residual.NFNet, CIFAR, 8, (32, *CIFAR), (1, 1)),
+    "NFNet": Architecture(residual.NFNet, CIFAR, 8, (32, *CIFAR), (1, 4)),
     "DenseNet": Architecture(residual.DenseNet, CIFAR, 4, (32, *CIFAR), (1, 3)),
     "MobileNet v1": Architecture(residual.MobileNetV1, CIFAR, 8, (32, 3, 96, 96), (0, 5)),
     "MobileNet v2": Architecture(residual.MobileNetV2, CIFAR, 8, (32, 3, 96, 96), (0, 1)),

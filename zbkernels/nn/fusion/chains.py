@@ -94,12 +94,18 @@ def find(root: nn.Module, graph: fx.Graph) -> Iterator[tuple[str, Chain | str]]:
         kind = _head(root, node)
         if kind is None:
             continue
-        target = node.target
-        name = str(target) if node.op == "call_module" else getattr(target, "__name__", str(target))
         try:
-            yield name, _chain(root, node, kind)
+            yield _name(node), _chain(root, node, kind)
         except NotFused as why:
-            yield name, str(why)
+            yield _name(node), str(why)
+
+
+def _name(node: fx.Node) -> str:
+    """A layer's path; a function's name behind the path of the module whose forward calls it."""
+    if node.op == "call_module":
+        return str(node.target)
+    inside = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return ".".join([*inside[-1:], getattr(node.target, "__name__", str(node.target))])
 
 
 def _chain(root: nn.Module, node: fx.Node, kind: str) -> Chain:
@@ -176,9 +182,11 @@ def _head(root: nn.Module, node: fx.Node) -> str | None:
     if node.op != "call_module":
         return None
     module = root.get_submodule(str(node.target))
-    if isinstance(module, nn.Conv2d):
-        return CONV
-    return LINEAR if isinstance(module, nn.Linear) else None
+    for layer, kind in ((nn.Conv2d, CONV), (nn.Linear, LINEAR)):
+        if isinstance(module, layer):
+            # A subclass that computes its weight is a block with a function in it, which its own graph shows.
+            return kind if type(module).forward is layer.forward else None
+    return None
 
 
 def _conv_arguments(node: fx.Node, module: nn.Module | None) -> dict[str, Any]:
@@ -188,7 +196,7 @@ def _conv_arguments(node: fx.Node, module: nn.Module | None) -> dict[str, Any]:
             raise NotFused("it has a bias")
         return {key: given[key] for key in ("stride", "padding", "dilation", "groups")}
     assert isinstance(module, nn.Conv2d)
-    _check_module(module, nn.Conv2d)
+    _check_module(module)
     if module.padding_mode != "zeros":
         raise NotFused(f"its padding_mode is {module.padding_mode!r}")
     return {
@@ -204,12 +212,12 @@ def _linear_arguments(node: fx.Node, module: nn.Module | None) -> dict[str, Any]
         if _bound(_linear, node)["bias"] is not None:
             raise NotFused("it has a bias")
         return {}
-    _check_module(module, nn.Linear)
+    _check_module(module)
     return {}
 
 
-def _check_module(module: nn.Module, kind: type[nn.Module]) -> None:
-    if type(module).forward is not kind.forward or "forward" in module.__dict__:
+def _check_module(module: nn.Module) -> None:
+    if "forward" in module.__dict__:
         raise NotFused(f"{type(module).__name__} has a forward of its own")
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         raise NotFused("it is lazy and has no weight yet; run the model once before")
