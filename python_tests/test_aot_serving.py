@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import zbkernels as zb
 from zbkernels import _loader
@@ -60,10 +61,17 @@ def test_results_are_pythons_without_python(folder: Path, count: int, tmp_path: 
     )
     assert told.returncode == 0, told.stderr
     assert told.stdout == f"{count} images -> [{count}, 10]\n"
-    for name, row in (("logits", 10 * 4), ("signatures", 98 * 8)):
-        got, want = (tmp_path / f"{name}.bin").read_bytes(), (exported / f"{name}.bin").read_bytes()
-        assert len(want) == 5 * row
-        assert got == want[: count * row], name
+
+    def values(folder: Path, name: str, dtype: torch.dtype, width: int) -> torch.Tensor:
+        raw = bytearray((folder / f"{name}.bin").read_bytes())
+        return torch.frombuffer(raw, dtype=dtype).reshape(-1, width)
+
+    for name, dtype, width in (("logits", torch.float32, 10), ("signatures", torch.int64, 98)):
+        want, got = (values(where, name, dtype, width) for where in (exported, tmp_path))
+        assert len(want) == 5 and len(got) == count
+        torch.testing.assert_close(
+            got, want[:count]
+        )  # whole numbers exactly, float32 as torch's own tests do
     files = set(re.findall(r"file=(\S+) ", "".join(path.read_text() for path in tmp_path.glob("loaded.*"))))
     assert str(zb.library_path()) in files and "libtorch_cpu.so" in files
     assert not [file for file in files if re.search(r"libpython|libtorch_python", file)]
