@@ -228,8 +228,8 @@ def library_sizes() -> dict[str, int]:
     return {path.name: path.stat().st_size for path in paths if path.exists()}
 
 
-def nvcc_seconds(path: Path) -> dict[str, float]:
-    """Seconds by architecture out of the file that nvcc's -time writes; "" for what all share.
+def nvcc_seconds(path: Path) -> dict[str, tuple[int, float]]:
+    """Files and seconds by architecture out of the file that nvcc's -time writes; "" for what all share.
 
     Of a file that was compiled twice the last time counts.
     """
@@ -240,10 +240,14 @@ def nvcc_seconds(path: Path) -> dict[str, float]:
                 source, phase, arch = (row[i].strip() for i in (0, 1, 4))
                 own = phase in ("cicc", "ptxas", "gcc (preprocessing 1)")
                 last[source, phase, re.sub(r"^\D+", "sm_", arch) if own else ""] = float(row[-2]) / 1000
-    total: dict[str, float] = defaultdict(float)
-    for (_, _, arch), seconds in last.items():
-        total[arch] += seconds
-    return dict(total)
+    archs = {arch for _, _, arch in last}
+    return {
+        arch: (
+            len({source for source, _, of in last if of == arch and source}),
+            sum(seconds for (_, _, of), seconds in last.items() if of == arch),
+        )
+        for arch in archs
+    }
 
 
 def test_seconds() -> dict[str, float]:
@@ -329,10 +333,10 @@ def text(nvcc_times: Path | None) -> str:
             table(["library", "MB"], [[f"`{name}`", f"{size / 1e6:.1f}"] for name, size in sizes.items()])
         )
     if nvcc_times is not None:
-        seconds = nvcc_seconds(nvcc_times)
-        shared = seconds.pop("", 0.0)
-        rows = [[arch, f"{took:.0f}"] for arch, took in sorted(seconds.items(), key=lambda item: item[0])]
-        parts.append(table(["nvcc", "seconds"], [*rows, ["what all share", f"{shared:.0f}"]]))
+        by_arch = nvcc_seconds(nvcc_times)
+        ordered = sorted(by_arch.items(), key=lambda item: int(re.sub(r"\D", "", item[0]) or 10**6))
+        rows = [[arch or "what all share", files, f"{seconds:.0f}"] for arch, (files, seconds) in ordered]
+        parts.append(table(["nvcc", "files", "seconds"], rows))
     tests = test_seconds()
     if tests:
         slowest = sorted(tests.items(), key=lambda item: -item[1])[:10]

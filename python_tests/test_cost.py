@@ -139,4 +139,6 @@ def test_nvcc_times_by_architecture(cost: types.ModuleType, tmp_path: Path) -> N
     file = tmp_path / "times.csv"
     file.write_text("\n".join(rows))
     found = cost.nvcc_seconds(file)
-    assert found == pytest.approx({"sm_90a": 1.25, "sm_80": 0.125, "": 0.5007849})
+    assert {arch: files for arch, (files, _) in found.items()} == {"sm_90a": 1, "sm_80": 1, "": 1}
+    seconds = {arch: seconds for arch, (_, seconds) in found.items()}
+    assert seconds == pytest.approx({"sm_90a": 1.25, "sm_80": 0.125, "": 0.5007849})
