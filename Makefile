@@ -5,6 +5,8 @@
 # make accuracy-table  errors by filter, channels and depth, and predictions under contrast: bench/results/accuracy.md
 # make memory-table  peak memory of training steps beside eager's: bench/results/memory-cpu.md
 # make fuse-table  what fuse gains on well-known networks: bench/results/fuse-architectures.md
+# make cost-table  what importing, calling, compiling and testing costs: bench/results/cost.md
+# make wheels   the wheels of a release for the interpreter of .venv, checked, in dist/
 # make sweep    bench/results/sweep.md anew: sizes that cost more an operation than those next to them
 # make lint | typecheck | format | bench | check-cuda-load | clean
 #
@@ -31,7 +33,8 @@ TEST_WORKERS ?= 2
 DEMO_CUDA := ZBKERNELS_CUDA="$${ZBKERNELS_CUDA-$$(nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1 || echo 0)}"
 CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
 
-.PHONY: demo test lint typecheck format build bench ptxas triton-table accuracy-table memory-table fuse-table sweep check-cuda-load clean \
+.PHONY: demo test lint typecheck format build bench ptxas triton-table accuracy-table memory-table fuse-table cost-table wheels sweep \
+        check-cuda-load clean \
         pytest-main pytest-triton-interpret pytest-triton-aot
 
 # --- environment: each step leaves a file in .venv and is not redone while that is newer ------------------------
@@ -84,16 +87,16 @@ build: $(VENV)/for-test
 
 pytest-main: build
 	echo "== tests"
-	$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --durations=25 python_tests --ignore-glob='*/test_triton_*'
+	$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --durations=25 --junitxml=out/tests.xml python_tests --ignore-glob='*/test_triton_*'
 
 # Triton's interpreter is switched on for a whole process and breaks compilation there: two processes.
 pytest-triton-interpret: build
 	echo "== Triton kernels, interpreted"
-	TRITON_INTERPRET=1 $(PY) -m pytest -q python_tests/test_triton_interpret*.py
+	TRITON_INTERPRET=1 $(PY) -m pytest -q --junitxml=out/tests-triton-interpret.xml python_tests/test_triton_interpret*.py
 
 pytest-triton-aot: build
 	echo "== Triton kernels, compiled ahead of time"
-	env -u TRITON_INTERPRET $(PY) -m pytest -q python_tests/test_triton_aot*.py
+	env -u TRITON_INTERPRET $(PY) -m pytest -q --junitxml=out/tests-triton-aot.xml python_tests/test_triton_aot*.py
 
 lint: $(VENV)/for-test
 	echo "== lint"
@@ -131,6 +134,12 @@ memory-table: build
 
 fuse-table: build
 	$(PY) bench/fuse_architectures.py
+
+cost-table: build
+	$(PY) bench/cost.py
+
+wheels: $(VENV)/for-test
+	$(PY) release/build_wheels.py
 
 # One thread and some minutes of an idle machine.
 sweep: build

@@ -4,6 +4,9 @@ Environment:
   ZBKERNELS_CUDA        1 builds the CUDA part or fails, 0 leaves it out; unset builds it where nvcc is found.
   ZBKERNELS_CUDA_ARCHS  CUDA architectures in CMake's notation, for example "80-real;90a-real".
   ZBKERNELS_EMULATION   1 compiles the CUDA kernels for the host too, which tests run (needs nvcc's headers).
+  ZBKERNELS_TORCH       folder of the torch package to build against, where the interpreter that builds has none: the
+                        libraries fit any Python's torch, so wheels for several Pythons need only one.
+  ZBKERNELS_LABEL       local part of the version, such as "cpu" or "cu130" (release/build_wheels.py sets it).
   MAX_JOBS              how many files to compile at once (default: the number of cores).
   CXX, CUDACXX, CUDA_HOME  which compilers to use.
 
@@ -26,6 +29,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+from setuptools.command.egg_info import egg_info
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 11)
@@ -48,16 +52,32 @@ def output_of(*command: str) -> str:
 
 def torch_folder() -> tuple[Path, str]:
     """Torch's folder and version, without importing it. Exits, with a mend, where there is none."""
+    asked = os.environ.get("ZBKERNELS_TORCH")
+    if asked:
+        folder = Path(os.path.abspath(asked))
+        found = re.search(r"^__version__ = '(.+)'", read_text(folder / "version.py"), re.M)
+        if found is None:
+            sys.exit(f"zbkernels: ZBKERNELS_TORCH must be the folder of a torch package, got {asked!r}")
+        return folder, supported(found.group(1))
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         sys.exit(
             "zbkernels: torch is not installed in the environment that builds. Leave out "
             f"--no-build-isolation, or install torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} first."
         )
-    version = importlib.metadata.version("torch")
-    if tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
-        sys.exit(f"zbkernels: needs torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} to build, found {version}")
-    return Path(spec.origin).parent, version
+    return Path(spec.origin).parent, supported(importlib.metadata.version("torch"))
+
+
+def supported(torch_version: str) -> str:
+    if tuple(int(n) for n in re.findall(r"\d+", torch_version)[:2]) < OLDEST_TORCH:
+        sys.exit(
+            f"zbkernels: needs torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} to build, found {torch_version}"
+        )
+    return torch_version
+
+
+def read_text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def tool(name: str) -> str:
@@ -165,8 +185,10 @@ def cmake_build(for_wheel: bool) -> list[Path]:
     require_compiler()
     torch_dir, torch_version = torch_folder()
     key = hashlib.sha1(str(torch_dir).encode()).hexdigest()[:8]
-    build_dir = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}-{key}"
     prune(ROOT / "build")
+    # Another Python's folder for the same torch will do: of the libraries, _host alone depends on the Python.
+    new = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}-{key}"
+    build_dir = next(iter(sorted((ROOT / "build").glob(f"cmake-*-{key}"))), new)
     version = re.search(r'__version__ = "(.+)"', (ROOT / "zbkernels/_version.py").read_text()).group(1)
     ninja = tool("ninja")
     options = {
@@ -230,6 +252,18 @@ class CMakeBuild(build_ext):
         return {}
 
 
+class LabelledVersion(egg_info):
+    """Adds ``ZBKERNELS_LABEL`` to the version of a wheel, as PEP 440's local part."""
+
+    def finalize_options(self) -> None:
+        label = os.environ.get("ZBKERNELS_LABEL", "")
+        if label and not re.fullmatch(r"[a-z0-9]+(\.[a-z0-9]+)*", label):
+            sys.exit(f"zbkernels: ZBKERNELS_LABEL must be like 'cpu' or 'cu130', got {label!r}")
+        if label:
+            self.tag_build = f"+{label}"
+        super().finalize_options()
+
+
 class CleanBuild(build):
     """Starts from an empty staging folder: a module that was removed must not live on in the next wheel."""
 
@@ -242,5 +276,5 @@ if __name__ == "__main__":
     setup(
         # Makes the wheel one for this Python and platform; CMake knows the sources.
         ext_modules=[Extension("zbkernels._host", sources=[])],
-        cmdclass={"build": CleanBuild, "build_ext": CMakeBuild},
+        cmdclass={"build": CleanBuild, "build_ext": CMakeBuild, "egg_info": LabelledVersion},
     )

@@ -6,6 +6,7 @@ has been built here before.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import types
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,12 +62,30 @@ def libraries() -> list[str]:
     return names + (["_C_cuda.so"] if (PACKAGE / "_C_cuda.so").exists() else [])
 
 
+def script(name: str) -> types.ModuleType:
+    """A script of release/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"release/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+build_wheels, matrix = script("build_wheels"), script("matrix")
+HAS_CUDA = (PACKAGE / "_C_cuda.so").exists()
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As a release's are made, of what is built here."""
+    if not importlib.util.find_spec("auditwheel"):
+        pytest.skip("auditwheel is not installed")
     folder = tmp_path_factory.mktemp("wheel")
-    build("-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", str(folder), ".")
-    (found,) = folder.glob("*.whl")
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in build_environment().items():
+            patch.setenv(name, value)
+        label = build_wheels.cuda_label() if HAS_CUDA else "cpu"
+        return build_wheels.build(sys.executable, "cuda" if HAS_CUDA else "cpu", label, folder)
 
 
 # --- wheel and sdist ------------------------------------------------------------------------------------------
@@ -74,7 +94,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {n for n in archive.namelist() if not n.endswith("/")}
-    info = f"zbkernels-{zbkernels.__version__}.dist-info"
+    info = f"zbkernels-{zbkernels.__version__}+{wheel.name.split('+')[1].split('-')[0]}.dist-info"
     measured = [*PACKAGE.glob("choices/*.json"), *PACKAGE.glob("triton/configs/*.json")]
     sources = {f"zbkernels/{p.relative_to(PACKAGE)}" for p in (*PACKAGE.rglob("*.py"), *measured)}
     expected = sources | {f"zbkernels/{n}" for n in (*libraries(), "py.typed")}
@@ -82,12 +102,16 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         f"{info}/{n}"
         for n in ["METADATA", "WHEEL", "RECORD", "top_level.txt", "entry_points.txt", "licenses/LICENSE"]
     }
-    assert names == expected | metadata
+    assert names - {f"{info}/sboms/auditwheel.cdx.json"} == expected | metadata
+    assert build_wheels.faults(wheel) == []
 
 
 def test_wheel_is_for_this_python_and_platform(wheel: Path) -> None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert wheel.name.startswith(f"zbkernels-{zbkernels.__version__}-{tag}-{tag}-linux_")
+    label = (
+        rf"cu{_loader.build_info(PACKAGE / '_C_cuda.so')['nvcc'].replace('.', '')[:3]}" if HAS_CUDA else "cpu"
+    )
+    assert wheel.name.startswith(f"zbkernels-{zbkernels.__version__}+{label}-{tag}-{tag}-manylinux_")
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = [archive.read(n).decode() for n in archive.namelist() if n.endswith("/METADATA")]
         (entry,) = [archive.read(n).decode() for n in archive.namelist() if n.endswith("/entry_points.txt")]
@@ -164,6 +188,57 @@ print(zb.explain("conv_relu_pool2d", x, w).chosen, zb.nap_pack(torch.ones(1, 3))
     assert doctor.returncode == 0, doctor.stdout + doctor.stderr
 
 
+def test_wheel_passes_the_matrix_on_the_torch_that_is_here(wheel: Path, tmp_path: Path) -> None:
+    tests = (
+        "python_tests/test_ops.py -k 'test_export or test_opcheck and linear_relu or test_values_against_float64 and "
+        "float32 and nap_pack'"
+    )
+    result = matrix.try_one(tmp_path, sys.executable, wheel, None, tests, [])
+    assert result.failed == ""
+    assert result.torch.startswith(torch.__version__) and result.libraries.startswith("_C_cpu")
+    assert re.match(r"[4-9] passed, \d+ deselected", result.tests), result.tests
+    assert [path.name for path in tmp_path.iterdir()] == ["smoke.py"]
+    assert "| passed | " in matrix.table([result]) and wheel.name in matrix.table([result])
+
+
+def test_matrix_tells_what_failed(wheel: Path, tmp_path: Path) -> None:
+    broken = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(broken, "w") as target:
+        for info in source.infolist():
+            target.writestr(info, b"" if info.filename.endswith("_C_cpu.so") else source.read(info))
+    result = matrix.try_one(tmp_path, sys.executable, broken, None, "", [])
+    assert "AssertionError: _C_cpu: " in result.failed
+    assert "| failed |" in matrix.table([result])
+
+
+def test_a_wheel_that_must_not_be_released_is_refused(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "zbkernels-1.0+cpu-cp311-cp311-linux_x86_64.whl"
+    host = "_host" + sysconfig.get_config_var("EXT_SUFFIX")
+    with zipfile.ZipFile(wrong, "w") as archive:
+        archive.write(PACKAGE / "_C_cpu.so", f"zbkernels/{host}")
+        archive.write(PACKAGE / "_C_cpu.so", "zbkernels/_C_cpu.so")
+        archive.write(PACKAGE / host, "zbkernels/_C_cuda.so")
+        archive.writestr("zbkernels.libs/libcudart-1234.so.13", "")
+    monkeypatch.setitem(build_wheels.LIMITS_MB, "cuda", 1)
+    monkeypatch.setattr(
+        build_wheels, "needed", lambda data: ["libc.so.6", "libtorch_cpu.so"] if data else ["libcublas.so"]
+    )
+    found = build_wheels.faults(wrong)
+    assert [re.sub(r"[\d.]+ MB", "N MB", fault) for fault in found] == [
+        "it is labelled +cpu, but _C_cuda.so is in it",
+        "it has N MB, more than the 1 that a cuda wheel may have",
+        f"it holds the libraries _C_cpu.so, _C_cuda.so, {host}, libcudart-1234.so.13",
+        f"{host} asks for libtorch_cpu.so",
+        "libcudart-1234.so.13 asks for libcublas.so",
+        "auditwheel gave it no manylinux tag",
+    ]
+    monkeypatch.setattr(sys, "argv", ["build_wheels.py", "--check", str(wheel), str(wrong)])
+    assert build_wheels.main() == 1
+    assert capsys.readouterr().out.count("FAULT") == 6
+
+
 # --- the build ------------------------------------------------------------------------------------------------
 
 
@@ -218,6 +293,45 @@ def test_cuda_architectures(nvcc: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert archs(nvcc, False) == "120"
     monkeypatch.setenv("ZBKERNELS_CUDA_ARCHS", "80-real, 90a-real")
     assert archs(nvcc, True) == archs(nvcc, False) == "80-real;90a-real"
+
+
+def test_torch_of_another_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch_folder = setup_module()["torch_folder"]
+    here = torch_folder()
+    monkeypatch.setenv("ZBKERNELS_TORCH", str(Path(torch.__file__).parent))
+    assert torch_folder() == here
+    monkeypatch.setenv("ZBKERNELS_TORCH", str(tmp_path))
+    with pytest.raises(SystemExit, match="ZBKERNELS_TORCH must be the folder of a torch package, got "):
+        torch_folder()
+    (tmp_path / "version.py").write_text("__version__ = '2.10.0+cpu'\n")
+    with pytest.raises(SystemExit, match=r"needs torch>=2.11 to build, found 2.10.0\+cpu"):
+        torch_folder()
+
+
+def test_version_stands_once() -> None:
+    """Everything else reads zbkernels/_version.py, or is the changelog."""
+    version = re.escape(zbkernels.__version__)
+    files = [
+        ROOT / n
+        for n in ("setup.py", "pyproject.toml", "CMakeLists.txt", "Makefile", "README.md", "CONTRIBUTING.md")
+    ]
+    for pattern in (
+        "zbkernels/**/*.py",
+        "csrc/**/*",
+        "release/*",
+        "examples/**/*",
+        "docs/*.md",
+        "bench/*.py",
+    ):
+        files += [path for path in ROOT.glob(pattern) if path.is_file()]
+    stated = [
+        str(path.relative_to(ROOT))
+        for path in files
+        if path.suffix not in (".png", ".pyc")
+        and re.search(rf"(?<![\d.]){version}(?![\d.])", path.read_text(encoding="utf-8"))
+    ]
+    assert stated == ["zbkernels/_version.py"]
+    assert f"## {zbkernels.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_cuda_switch(nvcc: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

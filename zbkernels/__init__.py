@@ -6,15 +6,16 @@ command line says what is built, loaded and used on this machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zbkernels import _loader
+from zbkernels._lazy import lazy
+from zbkernels._loader import library_path
 from zbkernels._version import __version__
 
 _loader.load()  # before the ops: a library defines them from C++, Python adds only what is missing
 
 from zbkernels import nn  # noqa: E402
-from zbkernels.nn.fusion import enable_inductor_pass, fuse, unfuse  # noqa: E402
 from zbkernels.ops import (  # noqa: E402
     clear_weight_cache,
     conv_relu_pool2d,
@@ -43,6 +44,7 @@ from zbkernels.ops import (  # noqa: E402
 
 if TYPE_CHECKING:
     from zbkernels.invariance import check_scalar_invariance
+    from zbkernels.nn.fusion import enable_inductor_pass, fuse, unfuse
 
 __all__ = [
     "__version__",
@@ -60,6 +62,7 @@ __all__ = [
     "last_kernel",
     "last_refusals",
     "layer_kernel",
+    "library_path",
     "linear_relu",
     "linear_relu_nap",
     "nap_frequency",
@@ -78,11 +81,12 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """What is too heavy to import before it is asked for."""
-        if name == "check_scalar_invariance":
-            from zbkernels.invariance import check_scalar_invariance
-
-            return check_scalar_invariance
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "check_scalar_invariance": "zbkernels.invariance",
+            "enable_inductor_pass": "zbkernels.nn.fusion",
+            "fuse": "zbkernels.nn.fusion",
+            "unfuse": "zbkernels.nn.fusion",
+        },
+    )

@@ -76,6 +76,28 @@ def libraries() -> dict[str, LibraryState]:
     return dict(_states)
 
 
+def library_path(device: str = "cpu") -> Path:
+    """Where the library of the ops is, for a C++ program that runs an AOTInductor package: it ``dlopen``s this file.
+
+    The CPU library defines the ops ``zb::*`` and needs no Python. The CUDA library adds kernels to them, so a program
+    for a GPU loads the CPU library first and then this one.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Raises:
+        ValueError: another device.
+        FileNotFoundError: the library was not built; the message has the mend.
+    """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"library_path: expected device to be 'cpu' or 'cuda', got {device!r}")
+    path = _PACKAGE / f"_C_{device}.so"
+    if not path.exists():
+        switch = "ZBKERNELS_CUDA=1 " if device == "cuda" else ""
+        raise FileNotFoundError(f"library_path: {path} was not built. Mend: {switch}{REBUILD}")
+    return path
+
+
 def handle(name: str) -> ctypes.CDLL | None:
     """The loaded library for ctypes calls of its plain C functions, or None where it is not loaded."""
     return _handles.get(name)

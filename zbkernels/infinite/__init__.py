@@ -7,21 +7,22 @@ form; ``NTKRegressor`` and ``NTKClassifier`` are the same as estimators for scik
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from zbkernels.infinite import dual, predict
-from zbkernels.infinite.activations import Activation, from_callable
-from zbkernels.infinite.difference import DifferenceNet
-from zbkernels.infinite.dual_expectation import ToleranceError
-from zbkernels.infinite.fully_connected import FullyConnected
-from zbkernels.infinite.fused import nngp, ntk
-from zbkernels.infinite.gradient_flow import GradientFlow, features, gradient_flow
-from zbkernels.infinite.linearized import LinearizedNet
-from zbkernels.infinite.solve import ConvergenceError
+from zbkernels._lazy import lazy
 
 if TYPE_CHECKING:
+    from zbkernels.infinite import dual, predict
+    from zbkernels.infinite.activations import Activation, from_callable
+    from zbkernels.infinite.difference import DifferenceNet
+    from zbkernels.infinite.dual_expectation import ToleranceError
     from zbkernels.infinite.estimators import NTKClassifier as NTKClassifier
     from zbkernels.infinite.estimators import NTKRegressor as NTKRegressor
+    from zbkernels.infinite.flow import GradientFlow, features, gradient_flow
+    from zbkernels.infinite.fully_connected import FullyConnected
+    from zbkernels.infinite.fused import nngp, ntk
+    from zbkernels.infinite.linearized import LinearizedNet
+    from zbkernels.infinite.solve import ConvergenceError
 
 __all__ = [
     "Activation",
@@ -42,11 +43,23 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """The estimators, which need scikit-learn: imported when they are asked for."""
-        if name in ("NTKClassifier", "NTKRegressor"):
-            import importlib
-
-            return getattr(importlib.import_module("zbkernels.infinite.estimators"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # The ops need a few of the modules only, and the estimators need scikit-learn.
+    _MODULES = {
+        "activations": ("Activation", "from_callable"),
+        "difference": ("DifferenceNet",),
+        "dual_expectation": ("ToleranceError",),
+        "estimators": ("NTKClassifier", "NTKRegressor"),
+        "flow": ("GradientFlow", "features", "gradient_flow"),
+        "fully_connected": ("FullyConnected",),
+        "fused": ("nngp", "ntk"),
+        "linearized": ("LinearizedNet",),
+        "solve": ("ConvergenceError",),
+    }
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "dual": "",
+            "predict": "",
+            **{name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names},
+        },
+    )

@@ -16,7 +16,6 @@ import torch
 from zbkernels.infinite import kernel_matrix, kernels
 from zbkernels.infinite.fully_connected import FullyConnected
 from zbkernels.infinite.kernel_matrix import KernelMatrix
-from zbkernels.infinite.solve import solve
 from zbkernels.ops import _backend
 from zbkernels.ops._dual_options import NAMES, OPTIONS_SCHEMA_TYPES, by_name, check_options
 from zbkernels.ops._op import (
@@ -88,6 +87,8 @@ def reference(
     check(x, y, **by_name(rest), shift=shift, tol=tol)
     if transforms_active(x, y):
         return _dense(x, y, rest, shift)
+    from zbkernels.infinite.solve import solve  # its parts are many, and most programs never come here
+
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         network = FullyConnected(activation, depth, w_std, b_std, train)
         found = solve("dual_solve", KernelMatrix(x.detach(), shift, network, kernel), y.detach(), tol)
