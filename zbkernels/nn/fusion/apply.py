@@ -14,7 +14,7 @@ from zbkernels.nn.fusion.chains import Chain
 from zbkernels.nn.fusion.gains import Choice
 from zbkernels.nn.fusion.report import Fused, FusionReport, NotFused
 from zbkernels.nn.fusion.rewritten import Key
-from zbkernels.nn.fusion.tracing import NotTraced, trace
+from zbkernels.nn.fusion.tracing import NotTraced, trace, written
 
 _WHEN = ("measured", "rule", "always")
 
@@ -118,8 +118,9 @@ def _candidates(model: nn.Module) -> tuple[dict[Place, Chain], list[NotFused]]:
 
 def _may_hold_chains(module: nn.Module) -> bool:
     """Not torch's own layers, whose forward is one step, but its containers."""
-    own = type(module).__module__.startswith("torch.nn.")
-    return type(module) is nn.Sequential or (not own and hasattr(type(module), "forward"))
+    kind = written(type(module))
+    own = kind.__module__.startswith("torch.nn.")
+    return kind is nn.Sequential or (not own and hasattr(kind, "forward"))
 
 
 def _name(path: str, key: Key) -> str:
