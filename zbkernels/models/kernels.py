@@ -16,8 +16,8 @@ def layer_kernels(model: nn.Module, call: Callable[[], object]) -> dict[str, lis
     the forward's kernel, then the backward's where ``call`` goes back.
 
     Kernels are remembered by thread, and a card's backward runs in a thread of autograd's own: hooks look there,
-    before a layer's backward (to forget an older one's kernel) and after it. They are on the op's own node: a weight may
-    be computed (parametrized, pruned) or not be trained.
+    before a layer's backward (to forget an older one's kernel) and after it. They are on the op's own node: a weight
+    may be computed (parametrized, pruned) or not be trained.
     """
     ran: dict[str, list[str]] = {}
     hooks = []

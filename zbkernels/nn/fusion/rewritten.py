@@ -171,8 +171,8 @@ def fused_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _with_forward(kind: type, *, fused: bool) -> type:
-    """A module's class with the fused forward, or without. What torch put on top (:func:`put_on`) stays there, and finds
-    its own names where it looks for them: in the class itself."""
+    """A module's class with the fused forward, or without. What torch put on top (:func:`put_on`) stays on top, where
+    it looks for names of its own."""
     known = _kinds.get(kind)
     if known is not None:
         kind = known()  # type: ignore[assignment]  (a base of the fused class, which keeps it)
