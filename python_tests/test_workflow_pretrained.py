@@ -274,7 +274,7 @@ def test_a_broken_file_is_named(name: str, content: bytes | None, said: str, tmp
 
 
 def test_other_folders_are_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="expected a folder .*, got none; nothing is downloaded"):
+    with pytest.raises(CheckpointError, match=r"expected a folder .*, got none; nothing is downloaded"):
         from_pretrained("someone/resnet")
     network().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")

@@ -1,4 +1,4 @@
-"""What each workflow is tried on: our layers, a fused model, and networks of zbkernels.models; with examples for them."""
+"""What each workflow is tried on: our layers, a fused model, networks of zbkernels.models; and examples for them."""
 
 from __future__ import annotations
 
