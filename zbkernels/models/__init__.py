@@ -2,6 +2,7 @@
 
 from zbkernels.models.build import build, initialise, parameter_count
 from zbkernels.models.kernels import layer_kernels
+from zbkernels.models.network import Network, from_pretrained
 from zbkernels.models.rows import ARCHITECTURES, Architecture, Conv, Linear, Residual, ResNet
 from zbkernels.models.torchvision_checkpoint import load_torchvision_resnet
 
@@ -10,9 +11,11 @@ __all__ = [
     "Architecture",
     "Conv",
     "Linear",
+    "Network",
     "ResNet",
     "Residual",
     "build",
+    "from_pretrained",
     "initialise",
     "layer_kernels",
     "load_torchvision_resnet",

@@ -1,4 +1,4 @@
-"""From a row of configuration to an ``nn.Sequential``.
+"""From a row of configuration to a :class:`zbkernels.models.Network`, an ``nn.Sequential``.
 
 The same row gives three networks: with bias (plain torch layers), without bias on the fused layers, and
 without bias on plain torch layers. Layer names are the same in all three, so the two zero-bias forms have the
@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from zbkernels.models.configuration import Configuration
+from zbkernels.models.network import Network
 from zbkernels.models.residual import Sum
 from zbkernels.models.resnet import resnet_layers
 from zbkernels.models.rows import Architecture, Conv, Residual, ResNet
@@ -28,7 +30,7 @@ def build(
     bias: bool = False,
     fused: bool | None = None,
     seed: int = 0,
-) -> nn.Sequential:
+) -> Network:
     """Build and initialise a network for images ``[N, *image_shape]``; it returns logits ``[N, classes]``.
 
     Args:
@@ -46,9 +48,10 @@ def build(
         raise ValueError("build: the fused layers have no bias; expected fused=False with bias=True")
     with torch.random.fork_rng(devices=[]):  # torch's layers draw weights of their own when they are made
         if isinstance(architecture, ResNet):
-            model = nn.Sequential(resnet_layers(architecture, image_shape, classes, bias, fused))
+            model = Network(resnet_layers(architecture, image_shape, classes, bias, fused))
         else:
-            model = nn.Sequential(_layers(architecture, image_shape, classes, bias, fused))
+            model = Network(_layers(architecture, image_shape, classes, bias, fused))
+    model.configuration = Configuration(architecture, tuple(image_shape), classes, bias, fused)
     initialise(model, seed)
     return model
 

@@ -47,6 +47,11 @@ class FixupConv2d(nn.Conv2d):
         self.shift = nn.Parameter(torch.zeros(1)) if shift else None
         self.relu_shift = nn.Parameter(torch.zeros(1)) if shift else None
 
+    def reset_parameters(self) -> None:
+        """What a network that was made on the meta device starts with: the scaled weight, and the scalars."""
+        super().reset_parameters()
+        _start(self)
+
     def reset_scalars(self) -> None:
         """Multipliers to 1, shifts to 0, in place."""
         _fill(1.0, self.multiplier, self.relu_multiplier)
@@ -77,6 +82,11 @@ class FixupConvReLU2d(ConvReLUPool2d):
         self.multiplier = nn.Parameter(torch.ones(1))
         self.relu_multiplier = nn.Parameter(torch.ones(1)) if relu else None
 
+    def reset_parameters(self) -> None:
+        """What a network that was made on the meta device starts with: the scaled weight, and the scalars."""
+        super().reset_parameters()
+        _start(self)
+
     def reset_scalars(self) -> None:
         """Multipliers to 1, in place."""
         _fill(1.0, self.multiplier, self.relu_multiplier)
@@ -90,6 +100,11 @@ class FixupLinear(nn.Linear):
 
     start_scale = 0.0
 
+    def reset_parameters(self) -> None:
+        """The weight to 0; a bias as ``nn.Linear`` draws it."""
+        super().reset_parameters()
+        nn.init.zeros_(self.weight)
+
 
 class ScalarShift(nn.Module):
     """``x + shift`` with a scalar [1] that starts at 0: Fixup's bias outside of a branch."""
@@ -102,8 +117,18 @@ class ScalarShift(nn.Module):
         """The shift to 0, in place."""
         _fill(0.0, self.shift)
 
+    reset_parameters = reset_scalars
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.shift
+
+
+def _start(layer: FixupConv2d | FixupConvReLU2d) -> None:
+    if "multiplier" not in layer._parameters:  # torch's own constructor calls
+        return
+    layer.reset_scalars()
+    with torch.no_grad():
+        layer.weight.mul_(layer.start_scale)
 
 
 def _product(multiplier: torch.Tensor, relu_multiplier: torch.Tensor | None) -> torch.Tensor:

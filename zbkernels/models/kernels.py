@@ -16,7 +16,8 @@ def layer_kernels(model: nn.Module, call: Callable[[], object]) -> dict[str, lis
     the forward's kernel, then the backward's where ``call`` goes back.
 
     Kernels are remembered by thread, and a card's backward runs in a thread of autograd's own: hooks look there,
-    before a layer's backward (to forget an older one's kernel) and after it.
+    before a layer's backward (to forget an older one's kernel) and after it. They are on the op's own node: a weight
+    may be computed (parametrized, pruned) or not be trained.
     """
     ran: dict[str, list[str]] = {}
     hooks = []
@@ -26,13 +27,11 @@ def layer_kernels(model: nn.Module, call: Callable[[], object]) -> dict[str, lis
 
         def forward_done(_: nn.Module, __: object, y: torch.Tensor, name: str = name) -> None:
             ran[name] = [last_kernel()]
-            if y.requires_grad:
-                y.register_hook(lambda _: note_kernel("torch"))
+            if y.grad_fn is not None:
+                y.grad_fn.register_prehook(lambda _: note_kernel("torch"))
+                y.grad_fn.register_hook(lambda *_: ran[name].append(last_kernel()))
 
         hooks.append(layer.register_forward_hook(forward_done))
-        weight = layer.get_parameter("weight")
-        if weight.requires_grad:
-            hooks.append(weight.register_hook(lambda _, name=name: ran[name].append(last_kernel())))
     try:
         call()
     finally:

@@ -48,6 +48,12 @@ class StandardizedConv2d(nn.Conv2d):
         self.input_scale, self.output_scale = input_scale, output_scale
         self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1))
 
+    def reset_parameters(self) -> None:
+        """What a network that was made on the meta device starts with: the weight, and the gains."""
+        super().reset_parameters()
+        if "gain" in self._parameters:  # not yet in torch's own constructor
+            self.reset_scalars()
+
     def reset_scalars(self) -> None:
         """Gains to 1, in place."""
         nn.init.ones_(self.gain)
@@ -69,6 +75,12 @@ class StandardizedConvReLU2d(ConvReLUPool2d):
         super().__init__(*arguments, **keywords)
         self.input_scale, self.output_scale = input_scale, output_scale
         self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1))
+
+    def reset_parameters(self) -> None:
+        """What a network that was made on the meta device starts with: the weight, and the gains."""
+        super().reset_parameters()
+        if "gain" in self._parameters:  # not yet in torch's own constructor
+            self.reset_scalars()
 
     def reset_scalars(self) -> None:
         """Gains to 1, in place."""

@@ -41,14 +41,25 @@ def branch_scale(blocks: int, layers: int) -> float:
 
 
 class ScalarMultiplier(nn.Module):
-    """``x · weight`` with one trained number, 1 at first."""
+    """``x · weight`` with one trained number, 1 at first. It is of shape [1], since FSDP takes no scalars."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_load_state_dict_pre_hook(_in_one_dimension)
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.weight
+
+
+def _in_one_dimension(module: nn.Module, state: dict[str, torch.Tensor], prefix: str, *_: object) -> None:
+    """Checkpoints of earlier versions have it without dimensions."""
+    weight = state.get(f"{prefix}weight")
+    if weight is not None and weight.dim() == 0:
+        state[f"{prefix}weight"] = weight.reshape(1)
 
 
 @dataclass

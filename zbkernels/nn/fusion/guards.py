@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -134,7 +135,7 @@ def kept(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple, dict, set, frozenset)) and _plain(value):
         return copy.copy(value)
-    return Identity(value)
+    return SameTensor(value) if isinstance(value, torch.Tensor) else Identity(value)
 
 
 def _plain(value: Any) -> bool:
@@ -149,8 +150,18 @@ class Identity:
         self.value = value
 
 
+class SameTensor:
+    """The same for a tensor, which is not kept: it may be one of many that are put there, each with a graph behind
+    it."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.reference = weakref.ref(value)
+
+
 def same(before: Any, value: Any) -> bool:
     """Whether an attribute is what it was."""
     if isinstance(before, Identity):
         return before.value is value
+    if isinstance(before, SameTensor):
+        return before.reference() is value
     return type(before) is type(value) and (before is value or bool(before == value))

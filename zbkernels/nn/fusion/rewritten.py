@@ -20,7 +20,7 @@ from torch import fx, nn
 from zbkernels.nn.fusion.borders import trace_across
 from zbkernels.nn.fusion.chains import Chain, find, op_of, put_in
 from zbkernels.nn.fusion.guards import Guard, of_layer
-from zbkernels.nn.fusion.tracing import NotTraced
+from zbkernels.nn.fusion.tracing import NotTraced, put_on
 
 STATE = "_zb_fused"
 _MOST_WAYS = 8  # through one forward; a module that has more of them runs unfused where these don't fit
@@ -128,6 +128,7 @@ def compiled(graph: fx.Graph) -> Callable[..., Any]:
 
 
 _classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+_kinds: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.WeakKeyDictionary()  # the other way
 
 
 def fused_class(kind: type[nn.Module]) -> type[nn.Module]:
@@ -167,7 +168,24 @@ def fused_class(kind: type[nn.Module]) -> type[nn.Module]:
             "_zb_as_written": kind,
         }
         _classes[kind] = type(kind.__name__, (kind,), members)
+        _kinds[_classes[kind]] = weakref.ref(kind)
     return _classes[kind]
+
+
+def _with_forward(kind: type, *, fused: bool) -> type:
+    """A module's class with the fused forward, or without. What torch put on top (:func:`put_on`) stays on top, where
+    it looks for names of its own."""
+    known = _kinds.get(kind)
+    if known is not None:
+        kind = known()  # type: ignore[assignment]  (a base of the fused class, which keeps it)
+    elif put_on(kind):
+        bases = tuple(
+            _with_forward(each, fused=fused) if issubclass(each, nn.Module) else each
+            for each in kind.__bases__
+        )
+        body = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+        return kind if bases == kind.__bases__ else type(kind)(kind.__name__, bases, body)
+    return fused_class(kind) if fused else kind
 
 
 def _made(kind: type[nn.Module], make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -189,7 +207,7 @@ def install(
             way = way_through(module, accepted, ops)
             if not any(other.fits(module, len(way.inputs)) for other in state.ways):
                 state.ways.append(way)
-    module.__class__ = fused_class(type(module))
+    module.__class__ = _with_forward(type(module), fused=True)
     module.__dict__[STATE] = state
 
 
@@ -208,5 +226,5 @@ def each_mode(module: nn.Module) -> Iterator[None]:
 
 
 def remove(module: nn.Module) -> None:
-    module.__class__ = type(module).__mro__[1]
+    module.__class__ = _with_forward(type(module), fused=False)
     del module.__dict__[STATE]

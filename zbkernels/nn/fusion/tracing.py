@@ -152,12 +152,28 @@ _CONTEXTS = ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL")  # of Python 3.10, 3.1
 Scope = dict[str, Any]  # the globals of a function
 
 
+def put_on(kind: type) -> bool:
+    """Whether torch made a module's class on the spot, on top of the one that was written: parametrizations do, and
+    ``fully_shard``."""
+    bases = [each for each in kind.__bases__ if issubclass(each, nn.Module)]
+    by_torch = kind.__module__.startswith(("torch.nn.utils.parametrize", "torch.distributed."))
+    return by_torch and "forward" not in vars(kind) and len(bases) == 1 and bases[0] is not nn.Module
+
+
+def written(kind: type) -> type:
+    """The class under those."""
+    while put_on(kind):
+        kind = next(each for each in kind.__bases__ if issubclass(each, nn.Module))
+    return kind
+
+
 def _look_at_source(module: nn.Module) -> list[tuple[Scope, str]]:
     """Refuse what a trace would get wrong without noticing; returns the globals that may be read."""
     read: list[tuple[Scope, str]] = []
-    if type(module).__module__.startswith("torch.nn."):
+    kind = written(type(module))
+    if kind.__module__.startswith("torch.nn."):
         return read
-    for name, code, scope in _codes(type(module)):
+    for name, code, scope in _codes(kind):
         for each in dis.get_instructions(code):
             word = each.argval if isinstance(each.argval, str) else ""
             is_global = each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
