@@ -72,7 +72,6 @@ def save(
     index = {
         "tensors": name,
         "optimizer_numbers": numbers,
-        "param_groups": state["param_groups"],
         "meta": meta,
     }
     kept = {name}
@@ -113,7 +112,7 @@ def load(folder: Path) -> Checkpoint | None:
 
 def _read(folder: Path, path: Path) -> Checkpoint:
     meta = read_sealed_json(path)
-    for key, kind in (("optimizer_numbers", dict), ("param_groups", list), ("meta", dict)):
+    for key, kind in (("optimizer_numbers", dict), ("meta", dict)):
         if not isinstance(meta[key], kind):
             raise ValueError("no index of a checkpoint")
     name = _tensor_file(meta)
@@ -147,15 +146,22 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
     for key, value in checkpoint.tensors.items():
         if key.startswith("optimizer."):
             index, name = key.removeprefix("optimizer.").split(".", 1)
-            state.setdefault(int(index), {})[name] = _like(value, parameters[int(index)])
+            state.setdefault(int(index), {})[name] = _like(key, value, parameters[int(index)])
     for key, value in checkpoint.meta["optimizer_numbers"].items():
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": checkpoint.meta["param_groups"]})
+    # The groups' settings follow from the configuration, which is the same: none is taken from a file.
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    """``value`` with the strides of ``parameter``: other strides take other code paths, which may round."""
+def _like(key: str, value: Tensor, parameter: Tensor) -> Tensor:
+    """``value`` with the strides of ``parameter``: other strides take other code paths, which may round.
+
+    Raises:
+        ValueError: it is neither of the parameter's shape nor a single number.
+    """
     if value.shape != parameter.shape:
+        if value.numel() != 1:
+            raise ValueError(f"{key}: expected the shape {list(parameter.shape)}, got {list(value.shape)}")
         return value
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -107,7 +107,7 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, got {type(value).__name__}")
     if _SEAL not in value:
-        if any(_differs_little(key, _SEAL) for key in value):
+        if any(resembles(key, _SEAL) for key in value):
             raise ValueError("the name of its checksum has changed: the file is damaged")
         return value
     expected = value.pop(_SEAL)
@@ -117,8 +117,8 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _differs_little(key: str, name: str) -> bool:
-    """Whether a key is that name after a few changed characters."""
+def resembles(key: str, name: str) -> bool:
+    """Whether a key may be that name with a character or two changed."""
     return len(key) == len(name) and sum(a != b for a, b in zip(key, name, strict=True)) <= 2
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from zbkernels.files import replacing
+from zbkernels.files import replacing, resembles
 
 _CHECKSUM = "crc32"
 
@@ -52,6 +52,8 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise
     except Exception as error:  # a broken file fails in any way
         raise ValueError(str(error) or type(error).__name__) from error
+    if expected is None and any(resembles(key, _CHECKSUM) for key in metadata):
+        raise ValueError("the name of its checksum has changed: the file is damaged")
     if found != expected:
         raise ValueError(f"expected the checksum {str(expected)[:20]}, got {found}: the file is damaged")
     return tensors, metadata
