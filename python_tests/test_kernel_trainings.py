@@ -87,7 +87,7 @@ def test_a_cut_training_goes_on_as_if_it_had_not_been_cut(
     again = train(unit, task(), tmp_path / "cut", seen.append)
     assert seen[0] in (16, 17) and sum(seen) == 30
     assert json.dumps(again) == json.dumps(whole)
-    assert not (tmp_path / "cut").exists()
+    assert (tmp_path / "cut").exists()  # until whoever asked has kept the result
 
 
 def test_a_divergent_network_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:

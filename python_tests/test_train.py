@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zbkernels import checkpoint as checkpoints
 from zbkernels.checkpoint import CheckpointError
 from zbkernels.data import Dataset, Split
-from zbkernels.files import replacing, write_json
+from zbkernels.files import read_sealed_json, replacing, write_json, write_sealed_json
 from zbkernels.models import Architecture, Conv, Linear, build
 from zbkernels.train import Epoch, TrainConfig, TrainingError, evaluate, predict_logits, train
 
@@ -155,10 +155,10 @@ def test_resuming_under_other_conditions_is_said(tmp_path: Path) -> None:
     train(MODELS["plain"](), tiny_data(), dataclasses.replace(CONFIG, epochs=1), folder=tmp_path)
 
     def said_after(**change: int | None) -> list[str]:
-        index = json.loads((tmp_path / "checkpoint.json").read_text())
+        index = read_sealed_json(tmp_path / "checkpoint.json")
         then = index["meta"]["surroundings"] | change
         index["meta"]["surroundings"] = {key: value for key, value in then.items() if value is not None}
-        write_json(tmp_path / "checkpoint.json", index)
+        write_sealed_json(tmp_path / "checkpoint.json", index)
         said: list[str] = []
         train(MODELS["plain"](), tiny_data(), CONFIG, folder=tmp_path, say=said.append)
         return said
@@ -173,8 +173,8 @@ def test_resuming_under_other_conditions_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["cut tensors", "no tensors", "no json", "json of something else"])
 def test_a_broken_checkpoint_is_named(tmp_path: Path, harm: str) -> None:
-    train(MODELS["plain"](), tiny_data(), CONFIG, folder=tmp_path)
-    tensors, index = tmp_path / "epoch-0004.safetensors", tmp_path / "checkpoint.json"
+    train(MODELS["plain"](), tiny_data(), CONFIG, folder=tmp_path, until=1)
+    tensors, index = tmp_path / "epoch-0001.safetensors", tmp_path / "checkpoint.json"
     if harm == "cut tensors":
         tensors.write_bytes(tensors.read_bytes()[:-100])
     elif harm == "no tensors":
@@ -198,12 +198,15 @@ def test_dying_while_a_checkpoint_is_written_leaves_the_one_before(
         raise CutOff
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "save_file" if dies_in == "tensors" else "write_json", die)
+        patch.setattr(checkpoints, "save_tensors" if dies_in == "tensors" else "write_sealed_json", die)
         with pytest.raises(CutOff):
             train(MODELS["plain"](), tiny_data(), CONFIG, folder=tmp_path)
     assert json.loads((tmp_path / "checkpoint.json").read_text())["tensors"] == "epoch-0002.safetensors"
     assert untimed(train(MODELS["plain"](), tiny_data(), CONFIG, folder=tmp_path)) == untimed(expected)
-    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["epoch-0004.safetensors"]
+    assert {path.name for path in tmp_path.glob("*.safetensors")} == {
+        "epoch-0003.safetensors",
+        "epoch-0004.safetensors",
+    }
 
 
 def test_replacing_is_all_or_nothing(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Training checkpoints: tensors in safetensors, everything else in ``checkpoint.json`` beside them.
 
 The JSON file names the tensor file that belongs to it and is renamed into place last, so whenever a run is
-cut off, the folder holds one whole checkpoint: the new one or the one before.
+cut off, the folder holds one whole checkpoint: the new one or the one before. Both files carry checksums. The
+checkpoint before the last is kept too (``checkpoint-before.json``), and taken where the last is found damaged.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from zbkernels.files import read_json, replacing, write_json
+from zbkernels.files import read_sealed_json, replacing, write_sealed_json
+from zbkernels.tensor_file import load_tensors, save_tensors
 
-_INDEX = "checkpoint.json"
+_INDEX, _BEFORE = "checkpoint.json", "checkpoint-before.json"
 
 
 class CheckpointError(Exception):
@@ -26,11 +26,15 @@ class CheckpointError(Exception):
 
 @dataclass
 class Checkpoint:
-    """What :func:`load` found: the tensors by name and the JSON part."""
+    """What :func:`load` found: the tensors by name and the JSON part.
+
+    ``damage``: why the last checkpoint could not be read, where this is the one before it; else None.
+    """
 
     folder: Path
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
+    damage: str | None = None
 
 
 def save(
@@ -42,12 +46,15 @@ def save(
     rng: dict[str, Tensor],
     meta: dict[str, Any],
 ) -> None:
-    """Write a checkpoint into ``folder`` and delete the one before.
+    """Write a checkpoint into ``folder`` and keep, of those before, the last.
 
     Args:
         step: number of finished epochs; part of the tensor file's name.
         rng: generator states (uint8 tensors) by name.
         meta: JSON-able values, returned by :func:`load` as they were.
+
+    Raises:
+        OSError: it cannot be written; the one before is as it was.
     """
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     state = optimizer.state_dict()
@@ -61,37 +68,72 @@ def save(
     tensors |= {f"rng.{name}": value for name, value in rng.items()}
 
     name = f"epoch-{step:04d}.safetensors"
-    with replacing(folder / name) as temporary:
-        # safetensors stores dense row-major data only; load() restores the memory format from the parameter.
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary)
+    save_tensors(folder / name, tensors)  # load() restores the memory format from the parameter
     index = {
         "tensors": name,
         "optimizer_numbers": numbers,
-        "param_groups": state["param_groups"],
         "meta": meta,
     }
-    write_json(folder / _INDEX, index)
+    kept = {name}
+    try:
+        before = read_sealed_json(folder / _INDEX)
+        kept.add(_tensor_file(before))
+        with replacing(folder / _BEFORE) as temporary:
+            temporary.write_bytes((folder / _INDEX).read_bytes())
+    except (FileNotFoundError, ValueError, KeyError):
+        pass  # none, or a damaged one, which is no help later
+    write_sealed_json(folder / _INDEX, index)
     for old in folder.glob("epoch-*.safetensors"):
-        if old.name != name:
+        if old.name not in kept:
             old.unlink(missing_ok=True)
 
 
 def load(folder: Path) -> Checkpoint | None:
-    """The checkpoint in ``folder``, or None where there is none.
+    """The last checkpoint in ``folder`` that is whole, or None where there is none at all.
 
     Raises:
-        CheckpointError: there is one, but a file of it is broken or gone.
+        CheckpointError: what is there is broken, or files of it are gone.
     """
     path = folder / _INDEX
     if not path.exists():
         return None
-    mend = "delete the folder, or run again with --force, to start over"
     try:
-        meta = read_json(path)
-        tensors = load_file(folder / meta["tensors"])
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: the checkpoint cannot be read ({error}); {mend}") from error
-    return Checkpoint(folder, tensors, meta)
+        return _read(folder, path)
+    except (OSError, ValueError, KeyError) as error:
+        damage = f"{path}: the checkpoint cannot be read ({error})"
+        try:
+            found = _read(folder, folder / _BEFORE)
+        except (OSError, ValueError, KeyError):
+            mend = "delete the folder, or run again with --force, to start over"
+            raise CheckpointError(f"{damage}; {mend}") from error
+        found.damage = damage
+        return found
+
+
+def _read(folder: Path, path: Path) -> Checkpoint:
+    meta = read_sealed_json(path)
+    for key, kind in (("optimizer_numbers", dict), ("meta", dict)):
+        if not isinstance(meta[key], kind):
+            raise ValueError("no index of a checkpoint")
+    name = _tensor_file(meta)
+    try:
+        return Checkpoint(folder, load_tensors(folder / name)[0], meta)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _tensor_file(index: dict[str, Any]) -> str:
+    """The name of the tensor file, which lies in the same folder."""
+    name = index["tensors"]
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ValueError(f"expected the name of a tensor file, got {str(name)[:40]!r}")
+    return name
+
+
+def remove(folder: Path) -> None:
+    """Delete what :func:`save` wrote."""
+    for path in (*folder.glob("epoch-*.safetensors"), folder / _INDEX, folder / _BEFORE):
+        path.unlink(missing_ok=True)
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -104,15 +146,22 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
     for key, value in checkpoint.tensors.items():
         if key.startswith("optimizer."):
             index, name = key.removeprefix("optimizer.").split(".", 1)
-            state.setdefault(int(index), {})[name] = _like(value, parameters[int(index)])
+            state.setdefault(int(index), {})[name] = _like(key, value, parameters[int(index)])
     for key, value in checkpoint.meta["optimizer_numbers"].items():
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": checkpoint.meta["param_groups"]})
+    # The groups' settings follow from the configuration, which is the same: none is taken from a file.
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    """``value`` with the strides of ``parameter``: other strides take other code paths, which may round."""
+def _like(key: str, value: Tensor, parameter: Tensor) -> Tensor:
+    """``value`` with the strides of ``parameter``: other strides take other code paths, which may round.
+
+    Raises:
+        ValueError: it is neither of the parameter's shape nor a single number.
+    """
     if value.shape != parameter.shape:
+        if value.numel() != 1:
+            raise ValueError(f"{key}: expected the shape {list(parameter.shape)}, got {list(value.shape)}")
         return value
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -14,6 +14,7 @@ import typer.core
 from rich.console import Console
 from rich.markup import escape
 
+from zbkernels import stopping
 from zbkernels._version import __version__
 from zbkernels.nap import command as nap_command
 
@@ -357,8 +358,8 @@ def _one_line_errors(when_interrupted: str = "stopped", code: int = 1) -> Iterat
         raise typer.Exit(141) from None
     except OSError as error:
         _fail(str(error), code)
-    except KeyboardInterrupt:
-        _fail(when_interrupted, 130)
+    except KeyboardInterrupt as stop:
+        _fail(when_interrupted, stopping.exit_code(stop))
 
 
 def _fail(message: str, code: int) -> None:
@@ -368,4 +369,9 @@ def _fail(message: str, code: int) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.exit(app())
+    stopping.heed_sigterm()
+    try:
+        sys.exit(app())
+    except KeyboardInterrupt as stop:  # before a command began, or after it ended
+        _errors.print("[bold red]zb:[/] stopped", highlight=False)
+        sys.exit(stopping.exit_code(stop))

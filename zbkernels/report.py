@@ -94,13 +94,16 @@ def report(folder: Path) -> Iterator[tuple[Path, str]]:
             experiment = get(metrics["experiment"])
             write_report(experiment, path, metrics)
             table = experiment.table(metrics)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except OSError:
+            raise
+        except Exception as error:  # metrics of another form fail in any way
             bad[path / "metrics.json"] = error
             continue
         yield path, table
     if bad:
         lines = (
-            f"{path}: not the metrics of an experiment ({type(e).__name__}: {e})" for path, e in bad.items()
+            f"{path}: not the metrics of an experiment ({type(e).__name__}: {' '.join(str(e).split())})"
+            for path, e in bad.items()
         )
         raise ReportError("; ".join(lines)) from next(iter(bad.values()))
 

@@ -168,7 +168,15 @@ def train(
         team.check_same("as many images", (len(data.train), len(data.test)))
         found = checkpoints.load(folder) if folder is not None else None
         if found is not None:
-            history = _resume(found, model, optimizer, shuffle, config, device, say)
+            if found.damage is not None and say is not None:
+                say(f"{found.damage}; going on from the one before")
+            try:
+                history = _resume(found, model, optimizer, shuffle, config, device, say)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+                raise checkpoints.CheckpointError(
+                    f"{found.folder}: the checkpoint is not of this network ({type(error).__name__}: {error}); delete "
+                    "the folder, or run again with --force, to start over"
+                ) from error
             for epoch in history:
                 if on_epoch is not None:
                     on_epoch(epoch)

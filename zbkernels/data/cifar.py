@@ -23,6 +23,7 @@ import torch
 
 from zbkernels.data.dataset import DataError, Dataset, Split, data_root
 from zbkernels.data.plain_pickle import PickleError, loads
+from zbkernels.data.unpack import TooLarge, gunzip
 
 _IMAGE = (3, 32, 32)
 
@@ -199,7 +200,9 @@ def _unpacked(published: CifarSet, archive: Path, wanted: Sequence[str]) -> dict
     if len(raw) == size and _md5(raw) != expected:
         raise broken("damaged")
     try:
-        content = gzip.decompress(raw)
+        content = gunzip(raw)
+    except TooLarge as error:
+        raise broken(f"no archive of such a set: {error}") from error
     except EOFError as error:
         raise broken("cut off, the gzip stream ends early") from error
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -208,14 +211,19 @@ def _unpacked(published: CifarSet, archive: Path, wanted: Sequence[str]) -> dict
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             for name in wanted:
-                member = tar.extractfile(f"{published.folder}/{name}")
-                if member is None:
+                # No link, which may lead in a circle, and not sparse, which may say that it is of any length.
+                member = tar.getmember(f"{published.folder}/{name}")
+                if not member.isreg() or member.issparse() or member.size > len(content):
                     raise broken(f"expected a file {name} in it, got something else")
-                found[name] = member.read()
+                stream = tar.extractfile(member)
+                assert stream is not None
+                found[name] = stream.read()
     except KeyError as error:
         raise broken(f"no {published.folder}/{name} in it") from error
-    except (tarfile.TarError, EOFError) as error:
-        raise broken(f"not a whole tar archive ({error})") from error
+    except DataError:
+        raise
+    except Exception as error:  # the headers of a broken archive fail in any way
+        raise broken(f"not a whole tar archive ({error or type(error).__name__})") from error
     return found
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,12 @@ RESIZED = 256  # the shorter side of a test image before its middle is cut out
 SCALE = (0.08, 1.0)  # of the whole image's area that a training crop takes
 RATIO = (3 / 4, 4 / 3)  # of a training crop's width to its height
 _TRIES = 10
+
+# PIL would try all that it knows, such as EPS, for which it starts another program.
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
+MOST_PIXELS = (
+    1 << 30
+) // 12  # 89 million: PIL's own limit, at which it only warns; ImageNet's largest has 61 million
 
 Box = tuple[int, int, int, int]  # left, upper, right, lower
 
@@ -34,15 +43,16 @@ def decode(path: str | Path, draw: tuple[int, int, int] | None = None, size: int
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as opened:
+        with open_image(path) as opened:
             grey = deep_grey(opened)
             if grey is not None:
                 opened = Image.fromarray(np.rint(grey * 255).astype(np.uint8))
             image = opened.convert("RGB")  # reads the whole file; a few of ImageNet's are grey or CMYK
     except UnidentifiedImageError as error:
         raise DataError(f"{path}: expected an image file, got none that can be identified") from error
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: a broken image file ({error}); delete it or get it again") from error
+    except Exception as error:  # a broken file fails in any way
+        what = error or type(error).__name__
+        raise DataError(f"{path}: a broken image file ({what}); delete it or get it again") from error
     if draw is None:
         pixels = _middle(image, size)
     else:
@@ -52,6 +62,29 @@ def decode(path: str | Path, draw: tuple[int, int, int] | None = None, size: int
         if chance.random() < 0.5:
             pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.ascontiguousarray(np.asarray(pixels, dtype=np.uint8).transpose(2, 0, 1))  # [3, size, size]
+
+
+@contextmanager
+def open_image(path: str | Path) -> Iterator[Any]:
+    """PIL's image of a file in one of :data:`FORMATS`, told by its content; its pixels are not read yet.
+
+    Raises:
+        UnidentifiedImageError: it is none of these.
+        ValueError: it says that it has more than ``MOST_PIXELS``.
+        OSError, and what else PIL raises: it is broken.
+    """
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below, by name
+        try:
+            opened = Image.open(path, formats=FORMATS)
+        except Image.DecompressionBombError as error:
+            raise ValueError(str(error)) from error
+    with opened:
+        if opened.width * opened.height > MOST_PIXELS:
+            raise ValueError(f"expected at most {MOST_PIXELS:,} pixels, got {opened.width} × {opened.height}")
+        yield opened
 
 
 def deep_grey(image: Any) -> np.ndarray | None:

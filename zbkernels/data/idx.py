@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from zbkernels.data.dataset import DataError
+from zbkernels.data.unpack import TooLarge, gunzip
 
 IMAGES_MAGIC = 0x0803
 LABELS_MAGIC = 0x0801
@@ -105,7 +106,9 @@ def _content(path: Path, broken: Callable[[str], DataError]) -> bytes:
     if raw[:2] != _GZIP_MAGIC:
         raise broken(f"expected gzip data (first bytes 1f8b), got first bytes {raw[:2].hex()}")
     try:
-        return gzip.decompress(raw)
+        return gunzip(raw)
+    except TooLarge as error:
+        raise broken(f"no idx file of such a set: {error}") from error
     except EOFError as error:
         raise broken(f"truncated: the gzip stream ends early after {len(raw)} bytes") from error
     except (gzip.BadGzipFile, zlib.error) as error:

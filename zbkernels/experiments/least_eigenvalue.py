@@ -23,7 +23,8 @@ from torch import Tensor
 
 from zbkernels.experiments.packed_cholesky import NotPositiveDefiniteError, PackedCholesky
 from zbkernels.experiments.tangent_kernel import tangent_matvec, tangent_tile
-from zbkernels.files import replacing
+from zbkernels.experiments.units import kept_tensors
+from zbkernels.tensor_file import save_tensors
 
 SHIFTS = (0.0, 1e-3, 1e-1)  # added to the diagonal of M: the first with which it has a factor
 BLOCK, STEPS = 6, 24  # of Lanczos: vectors at a time, and how often
@@ -193,14 +194,11 @@ def _random(n: int, columns: int) -> Tensor:
 
 def _kept(folder: Path | None, name: str, work: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """What ``work`` gives, or gave a process before this one."""
-    from safetensors.torch import load_file, save_file
-
     if folder is None:
         return work()
     path = folder / f"work-{name}.safetensors"
     if not path.exists():
         values, vectors = work()
-        with replacing(path) as temporary:
-            save_file({"values": values, "vectors": vectors.contiguous()}, temporary)
-    found = load_file(path)
+        save_tensors(path, {"values": values, "vectors": vectors})
+    found = kept_tensors(path)
     return found["values"], found["vectors"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zbkernels.experiments.base import ExperimentError
 from zbkernels.experiments.tangent_kernel import edges_of
-from zbkernels.files import read_json, write_json
+from zbkernels.files import read_sealed_json, write_sealed_json
 
 Edges = tuple[int, int]
 
@@ -145,11 +145,14 @@ class _Finished:
         self.path = None if path is None else path.with_suffix(".json")
         self.rows, self._head = 0, {"size": size, "block": block}
         if self.path is not None and path is not None and self.path.exists() and path.exists():
-            found = read_json(self.path)
+            try:
+                found = read_sealed_json(self.path)
+            except ValueError:
+                return  # a damaged file says nothing: the factor is computed anew
             if {key: found.get(key) for key in self._head} == self._head:
                 self.rows = int(found["rows"])
 
     def keep(self, rows: int) -> None:
         self.rows = rows
         if self.path is not None:
-            write_json(self.path, {**self._head, "rows": rows})
+            write_sealed_json(self.path, {**self._head, "rows": rows})

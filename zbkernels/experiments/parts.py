@@ -9,7 +9,7 @@ from typing import Any
 
 from zbkernels import distributed
 from zbkernels.experiments import get
-from zbkernels.experiments.base import RunContext, RunSettings
+from zbkernels.experiments.base import ExperimentError, RunContext, RunSettings
 from zbkernels.files import read_json
 from zbkernels.train import PRECISIONS
 
@@ -58,17 +58,26 @@ def run_best_part(
 def finished_part(context: RunContext, name: str, preset: str) -> dict[str, Any] | None:
     """The metrics in ``<out>/<name>-<preset>``, whatever seeds they are of; None where no finished run is there."""
     path = context.folder.parent / f"{name}-{preset}" / "metrics.json"
-    return distributed.team().agree(lambda: read_json(path) if path.exists() else None)
+
+    def read() -> dict[str, Any] | None:
+        try:
+            return read_json(path) if path.exists() else None
+        except ValueError as error:
+            raise ExperimentError(
+                f"{path}: cannot be read ({error}); delete it, and its own command makes it again"
+            ) from error
+
+    return distributed.team().agree(read)
 
 
 def _holds(folder: Path, settings: RunSettings) -> bool:
     """Whether a run is finished there that differs from ``settings`` by further seeds at most."""
-    if not (folder / "metrics.json").exists() or not (folder / "config.json").exists():
-        return False
-    found = {"precision": PRECISIONS[0], **read_json(folder / "config.json")["settings"]}
-    same = all(found[key] == getattr(settings, key) for key in ("device", "form", "precision"))
-    return (
-        same
-        and set(settings.seeds) <= set(found["seeds"])
-        and set(settings.variants) <= set(found["variants"])
-    )
+    from zbkernels.experiments.runner import settings_of
+
+    found = {"precision": PRECISIONS[0], **settings_of(folder)}
+    same = all(found.get(key) == getattr(settings, key) for key in ("device", "form", "precision"))
+    return same and all(_covers(found.get(key), getattr(settings, key)) for key in ("seeds", "variants"))
+
+
+def _covers(found: Any, wanted: tuple[Any, ...]) -> bool:
+    return isinstance(found, list) and all(each in found for each in wanted)

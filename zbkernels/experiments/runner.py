@@ -5,13 +5,15 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from zbkernels import distributed
+from zbkernels import distributed, locks
 from zbkernels._version import __version__
 from zbkernels.experiments import get
 from zbkernels.experiments.base import Experiment, ExperimentError, RunContext, RunSettings
@@ -99,9 +101,17 @@ def run_in(experiment: Experiment, context: RunContext, time_epochs: bool = Fals
 
     What an earlier run left there stays until this one has its metrics: a command that is refused half-way takes
     nothing away.
+
+    Raises:
+        ExperimentError: another process runs there.
     """
+    with ExitStack() as held:
+        distributed.team().agree(lambda: held.enter_context(_locked(context.folder)))
+        _run_locked(experiment, context, time_epochs)
+
+
+def _run_locked(experiment: Experiment, context: RunContext, time_epochs: bool) -> None:
     folder, settings, progress = context.folder, context.settings, context.progress
-    folder.mkdir(parents=True, exist_ok=True)
     config = {"settings": _json(settings), "environment": environment(context.device)}
     started = time.perf_counter()
     with progress:
@@ -116,6 +126,18 @@ def run_in(experiment: Experiment, context: RunContext, time_epochs: bool = Fals
     write_json(folder / "config.json", config)
     write_report(experiment, folder, metrics)
     write_json(folder / "metrics.json", metrics)  # last: its presence says that the run is finished
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One run in a folder at a time: two would mix the settings of one with the metrics of the other."""
+    try:
+        with locks.locked(folder / "lock"):
+            yield
+    except locks.Busy as busy:
+        raise ExperimentError(
+            f"{folder}: another run is going on there ({busy.holder}); wait for it to end, or use another --out"
+        ) from None
 
 
 def time_epochs_of(
@@ -263,9 +285,21 @@ def is_finished(folder: Path, settings: RunSettings) -> bool:
     """Whether ``folder`` holds a finished run with these settings."""
     if not (folder / "metrics.json").exists() or not (folder / "config.json").exists():
         return False
-    found = read_json(folder / "config.json").get("settings", {})
+    found = settings_of(folder)
     # Runs from before these were settings had these.
     return {"checkpoints": {}, "precision": PRECISIONS[0], **found} == _json(settings)
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """The settings in ``folder/config.json``; none where that, or metrics.json, is no whole file: what was measured is
+    in the units, from which the run then goes on."""
+    try:
+        read_json(folder / "metrics.json")
+        found = read_json(folder / "config.json")
+    except (OSError, ValueError):
+        return {}
+    known = found.get("settings") if isinstance(found, dict) else None
+    return known if isinstance(known, dict) else {}
 
 
 def _json(settings: RunSettings) -> dict[str, Any]:

@@ -29,9 +29,9 @@ from zbkernels.experiments.progress import duration
 from zbkernels.experiments.spectra_claims import PAPER, WITNESSES
 from zbkernels.experiments.stand_ins import load_or_stand_in
 from zbkernels.experiments.tangent_kernel import DIAGONAL, largest_eigenvalue, nearest_pair, tangent_of
-from zbkernels.experiments.units import work_unit
-from zbkernels.files import replacing
+from zbkernels.experiments.units import kept_tensors, work_unit
 from zbkernels.infinite import ntk
+from zbkernels.tensor_file import save_tensors
 
 _QUIET = 20_000  # rows up to which the steps of the work are not told one by one
 
@@ -113,10 +113,7 @@ def _row(context: RunContext, data: Dataset, how: str, size: int) -> dict[str, A
         cosine, *pair = nearest_pair(x.float())
         kept = folder if size > _QUIET else None
         least, vector = least_eigenvalue.least_eigenvalue(x, kept, lambda text: say(f"{label}: {text}"))
-        with replacing(folder / "eigenvector.safetensors") as temporary:
-            from safetensors.torch import save_file
-
-            save_file({"vector": vector.contiguous()}, temporary)
+        save_tensors(folder / "eigenvector.safetensors", {"vector": vector})
         return {
             "squared_norm": squared_norm(x),
             "directions": directions,
@@ -150,8 +147,6 @@ def _checks(context: RunContext, data: Dataset, size: int) -> dict[str, Any]:
     is above it. "squared_norms": ‖X‖² of the images whitened in float32 alone, in their order and in the reverse:
     exactly, these two are equal.
     """
-    from safetensors.torch import load_file
-
     part = data.train.first(size)
     images, hows = part.images.cpu(), context.settings.variants
     known = {"data": {"title": data.title, "crc32": f"{part.checksum():08x}"}, "n": size}
@@ -159,7 +154,7 @@ def _checks(context: RunContext, data: Dataset, size: int) -> dict[str, Any]:
     def of_row(how: str) -> dict[str, Any]:
         x, _ = preprocess(images, how)
         row = context.folder / "units" / f"{data.name}-{how}-{size}"
-        weights = load_file(row / "eigenvector.safetensors")["vector"].abs()
+        weights = kept_tensors(row / "eigenvector.safetensors")["vector"].abs()
         few = x[weights.topk(min(WITNESSES, size)).indices]
         own = ntk(few * few.shape[1] ** 0.5, w_std=1.0, train="first")
         return {"largest": largest_eigenvalue(x.float()), "few": float(torch.linalg.eigvalsh(own)[0])}

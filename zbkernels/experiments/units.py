@@ -8,7 +8,6 @@ the folder and writes.
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,13 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from zbkernels import distributed
+from zbkernels import checkpoint as checkpoints
+from zbkernels import distributed, locks
 from zbkernels.data import Dataset
 from zbkernels.experiments.base import ExperimentError, RunContext
 from zbkernels.experiments.progress import duration
-from zbkernels.files import read_json, replacing, write_json
+from zbkernels.files import read_json, read_sealed_json, write_json, write_sealed_json
+from zbkernels.tensor_file import load_tensors, save_tensors
 from zbkernels.train import Epoch, TrainConfig, differing_settings, train
 
 WITH_BIAS, WITHOUT_BIAS = "with-bias", "without-bias"
@@ -88,9 +89,11 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
             _empty(folder)
         _check_same(folder / "settings.json", settings)
         if (folder / "result.json").exists():
-            return read_json(folder / "result.json"), 0
+            return _kept(folder / "result.json"), 0
         write_json(folder / "settings.json", settings)
-        return None, _epochs_done(folder)
+        found = checkpoints.load(folder)
+        history = None if found is None else found.meta["meta"].get("history")
+        return None, len(history) if isinstance(history, list) else 0
 
     with ExitStack() as held:
         team.agree(lambda: held.enter_context(locked(folder)))
@@ -134,11 +137,10 @@ def train_unit(context: RunContext, data: Dataset, unit: Unit) -> dict[str, Any]
         result = unit.measure(model, history)
         if unit.watch is not None:
             result["watched"] = watched
-        _save_model(folder / "model.safetensors", model)
-        write_json(folder / "result.json", result)
+        save_tensors(folder / "model.safetensors", model.state_dict())
+        write_sealed_json(folder / "result.json", result)
         if team.first:
-            for leftover in (*folder.glob("epoch-*.safetensors"), folder / "checkpoint.json"):
-                leftover.unlink(missing_ok=True)  # the trained model is kept, the optimizer's state is not
+            checkpoints.remove(folder)  # the trained model is kept, the optimizer's state is not
         return result
 
 
@@ -154,8 +156,8 @@ def _watch(
         kept = folder / f"watched-{epochs:04d}.json"
         if not team.agree(kept.exists):
             train_up_to(epochs)
-            write_json(kept, {"epoch": epochs, **unit.watch(model, epochs)})
-        seen.append(team.agree(partial(read_json, kept)))
+            write_sealed_json(kept, {"epoch": epochs, **unit.watch(model, epochs)})
+        seen.append(team.agree(partial(_kept, kept)))
     return seen
 
 
@@ -177,8 +179,8 @@ def work_unit(
         _check_same(folder / "settings.json", settings)
         if not (folder / "result.json").exists():
             write_json(folder / "settings.json", settings)
-            write_json(folder / "result.json", work())
-        return read_json(folder / "result.json")
+            write_sealed_json(folder / "result.json", work())
+        return _kept(folder / "result.json")
 
 
 @contextmanager
@@ -188,32 +190,57 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ExperimentError: another process holds it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ExperimentError(
-                f"{folder}: another process is working on this unit; wait for it to end"
-            ) from error
-        yield
+    try:
+        with locks.locked(folder / "lock", keep=True):
+            yield
+    except locks.Busy as busy:
+        raise ExperimentError(
+            f"{folder}: another process is working on this unit ({busy.holder}); wait for it to end"
+        ) from None
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    """What an earlier run wrote there.
+
+    Raises:
+        ExperimentError: it is damaged.
+    """
+    try:
+        return read_sealed_json(path)
+    except ValueError as error:
+        raise ExperimentError(
+            f"{path}: cannot be read ({error}); delete it, and the same command makes it again"
+        ) from error
+
+
+def kept_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors that an earlier step wrote there by :func:`zbkernels.tensor_file.save_tensors`.
+
+    Raises:
+        ExperimentError: they are damaged.
+    """
+    try:
+        return load_tensors(path)[0]
+    except ValueError as error:
+        raise ExperimentError(
+            f"{path}: cannot be read ({error}); delete {path.parent}, and the same command makes it again"
+        ) from error
 
 
 def _batches(data: Dataset, config: TrainConfig) -> int:
     return -(-len(data.train) // config.batch_size)
 
 
-def _epochs_done(folder: Path) -> int:
-    path = folder / "checkpoint.json"
-    return len(read_json(path)["meta"]["history"]) if path.exists() else 0
-
-
 def _check_same(path: Path, settings: dict[str, Any]) -> None:
     """Refuse to mix the work of two configurations in one folder."""
     if not path.exists():
         return
-    before = read_json(path)
-    differing = differing_settings(settings, before)
+    try:
+        differing = differing_settings(settings, read_json(path))
+    except (ValueError, TypeError) as error:
+        raise ExperimentError(
+            f"{path}: cannot be read ({error}); delete {path.parent}, or run again with --force, to start over"
+        ) from error
     if differing:
         said = "; ".join(
             f"{key}: {value} there, {settings[key]} asked for" for key, value in differing.items()
@@ -226,13 +253,6 @@ def _check_same(path: Path, settings: dict[str, Any]) -> None:
 def crc32(data: Dataset) -> str:
     """Of all images and labels: eight hexadecimal digits."""
     return f"{data.test.checksum(data.train.checksum()):08x}"
-
-
-def _save_model(path: Path, model: nn.Module) -> None:
-    from safetensors.torch import save_file
-
-    with replacing(path) as temporary:
-        save_file({name: value.cpu().contiguous() for name, value in model.state_dict().items()}, temporary)
 
 
 def _empty(folder: Path) -> None:

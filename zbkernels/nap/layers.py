@@ -76,7 +76,28 @@ class Layer:
         name, kind, coding, unit_bits, start = (
             value[k] for k in ("name", "kind", "coding", "unit_bits", "start")
         )
-        return Layer(name, kind, coding, tuple(value["shape"]), unit_bits, start)
+        shape = tuple(value["shape"])
+        if not all(isinstance(text, str) for text in (name, kind, coding)) or coding not in UNITS:
+            raise ValueError(f"expected a layer's names to be text, of a coding {', '.join(UNITS)}")
+        for size in (*shape, unit_bits, start):
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63:
+                raise ValueError(f"expected a layer's sizes to be whole numbers, got {str(size)[:40]}")
+        return Layer(name, kind, coding, shape, unit_bits, start)
+
+
+def layers_from_json(values: Sequence[dict[str, Any]]) -> tuple[Layer, ...]:
+    """The layers of a file's header, whatever it says of them.
+
+    Raises:
+        ValueError, KeyError, TypeError: they are no layers, or don't lie one after another.
+    """
+    layers = tuple(map(Layer.from_json, values))
+    start = 0
+    for layer in layers:
+        if layer.start != start:
+            raise ValueError(f"layer {layer.name[:60]!r} starts at word {layer.start}, expected {start}")
+        start += layer.words
+    return layers
 
 
 def path_of(name: str) -> str:

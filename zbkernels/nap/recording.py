@@ -16,7 +16,6 @@ header's count is what a killed run left, and is cut off when the recording goes
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -30,9 +29,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
+from zbkernels import locks
 from zbkernels.files import read_json, write_json
 from zbkernels.nap.fingerprint import difference, fingerprint
-from zbkernels.nap.layers import Layer, RecordingError, named
+from zbkernels.nap.layers import UNITS, Layer, RecordingError, layers_from_json, named
 
 FORMAT = "zbkernels activation patterns"
 VERSION = 1
@@ -59,7 +59,7 @@ class Recording:
         self.path = path
         self.made: dict[str, Any] = header["made"]
         self.done: dict[str, Any] = header["done"]
-        self.layers = tuple(Layer.from_json(layer) for layer in self.made["layers"])
+        self.layers = layers_from_json(self.made["layers"])
         self.units: str = self.made["units"]
         self.complete: bool = self.done["complete"]
         rows, words = self.done["rows"], self.made["words"]
@@ -159,10 +159,7 @@ def read_header(folder: Path) -> dict[str, Any] | None:
         if (form, version) == (FORMAT, VERSION):
             if header["crc32"] != _header_crc(header["made"], header["done"]):
                 raise ValueError("its CRC-32 is another")
-            words = {"signatures.bin": 8 * header["made"]["words"]}  # bytes of a row
-            for name, known in header["done"]["files"].items():
-                if known["bytes"] != header["done"]["rows"] * words.get(name, 4):
-                    raise ValueError(f"{name} has {known['bytes']} bytes for {header['done']['rows']} rows")
+            _check_header(header["made"], header["done"])
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
@@ -174,6 +171,37 @@ def read_header(folder: Path) -> dict[str, Any] | None:
             f"{path}: expected {FORMAT!r} of version {VERSION}, got {form!r} of version {version!r}"
         )
     return header
+
+
+def _check_header(made: dict[str, Any], done: dict[str, Any]) -> None:
+    """A header that was made up must not lead out of the folder, nor out of its files.
+
+    Raises:
+        ValueError, KeyError, TypeError: it contradicts itself.
+    """
+    rows, words = _count(done["rows"]), _count(made["words"])
+    for name in ("batches", "inputs_crc32"):
+        _count(done[name])
+    for value in (done["complete"], made["predictions"], made["loader"]["labels"]):
+        if not isinstance(value, bool):
+            raise TypeError(f"expected true or false, got {value!r}")
+    found = sum(layer.words for layer in layers_from_json(made["layers"]))
+    if found != words or made["units"] not in UNITS:
+        raise ValueError(f"{found} words of layers in signatures of {words}")
+    wanted = {"signatures.bin": 8 * words}  # bytes of a row
+    wanted |= {name: 4 for name in FILES if name not in wanted and _kept(made, name)}
+    if done["files"].keys() != wanted.keys():
+        raise ValueError(f"expected the files {', '.join(wanted)}, got {', '.join(done['files'])[:100]}")
+    for name, known in done["files"].items():
+        _count(known["crc32"])
+        if _count(known["bytes"]) != rows * wanted[name]:
+            raise ValueError(f"{name} has {known['bytes']} bytes for {rows} rows")
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"expected a whole number from 0 to 2**63 - 1, got {str(value)[:40]}")
+    return value
 
 
 def check_files(folder: Path, header: dict[str, Any], verify: bool) -> None:
@@ -307,11 +335,10 @@ def _kept(made: dict[str, Any], name: str) -> bool:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """The folder is this process's to write while the block runs."""
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise RecordingError(f"{folder}: another process is recording there") from error
-    finally:
-        os.close(handle)
+        with locks.locked(folder / "lock"):
+            yield
+    except locks.Busy as busy:
+        raise RecordingError(
+            f"{folder}: another process is recording there ({busy.holder}); wait for it to end"
+        ) from None

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from zbkernels import data as image_sets
-from zbkernels.data.decode import deep_grey
+from zbkernels.data.decode import deep_grey, open_image
 from zbkernels.experiments.input_gain import behind_gain
 from zbkernels.files import read_json
 from zbkernels.models import ARCHITECTURES, Architecture, ResNet, build
+from zbkernels.nap.arrays import read_arrays
+from zbkernels.nap.exported import load_exported
 
 MODELS = (
     "a trained network's folder (OUT/RUN/units/NAME), a .safetensors file with --architecture, a .pt2 file of "
@@ -82,11 +84,9 @@ def load_images(source: str, root: Path | None) -> Images:
 
 def _from_numpy(path: Path) -> Images:
     try:
-        with path.open("rb") as file:
-            content = np.load(file, allow_pickle=False)
-            arrays = {"images": content} if isinstance(content, np.ndarray) else dict(content)
-    except (OSError, ValueError, EOFError) as error:
-        raise NapError(f"{path}: cannot be read as arrays ({error})") from error
+        arrays = read_arrays(path)
+    except Exception as error:  # a broken file fails in any way
+        raise NapError(f"{path}: cannot be read as arrays ({error or type(error).__name__})") from error
     images, labels = arrays.get("images"), arrays.get("labels")
     if images is None:
         raise NapError(
@@ -113,16 +113,14 @@ def _from_numpy(path: Path) -> Images:
 
 
 def _from_picture(path: Path) -> Images:
-    from PIL import Image, UnidentifiedImageError
-
     try:
-        with Image.open(path) as opened:
+        with open_image(path) as opened:
             pixels = deep_grey(opened)  # [H, W], here or below, or [H, W, C]
             if pixels is None:
                 picture = opened.convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
                 pixels = np.array(picture, dtype=np.float32) / np.float32(255)
-    except (OSError, SyntaxError, ValueError, EOFError, UnidentifiedImageError) as error:
-        raise NapError(f"{path}: cannot be read as a picture ({error})") from error
+    except Exception as error:  # a broken file fails in any way
+        raise NapError(f"{path}: cannot be read as a picture ({error or type(error).__name__})") from error
     x = torch.from_numpy(pixels)
     return Images(str(path), (x if x.dim() == 3 else x.unsqueeze(2)).permute(2, 0, 1)[None], None)
 
@@ -147,9 +145,10 @@ def _exported(path: Path) -> nn.Module:
     if not zipfile.is_zipfile(path):
         raise NapError(f"{path}: cannot be read as an exported program (it is no archive)")
     try:
-        return torch.export.load(path).module()
+        return load_exported(path)
     except Exception as error:  # whatever part of the archive is broken
-        raise NapError(f"{path}: cannot be read as an exported program ({error})") from error
+        what = (str(error) or type(error).__name__).splitlines()[0]
+        raise NapError(f"{path}: cannot be read as an exported program ({what})") from error
 
 
 def _made_by(source: str) -> nn.Module:
@@ -205,14 +204,12 @@ def _without_gain(
 
 def _state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """(weights by name, what settings.json says of them)."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     from zbkernels import checkpoint
+    from zbkernels.tensor_file import load_tensors
 
     folder = path if path.is_dir() else path.parent
     file = path / "model.safetensors" if path.is_dir() else path
-    settings = read_json(folder / "settings.json") if (folder / "settings.json").is_file() else {}
+    settings = _settings(folder / "settings.json")
     if path.is_dir() and not file.is_file():
         found = checkpoint.load(folder)
         if found is not None:  # training was cut off, or is going on
@@ -227,9 +224,21 @@ def _state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         mend = "; write safetensors.torch.save_file(model.state_dict(), …), a pickle could run code"
         raise NapError(f"{path}: expected {MODELS}{mend if file.suffix in ('.pt', '.pth', '.bin') else ''}")
     try:
-        return load_file(file), settings
-    except (OSError, ValueError, SafetensorError) as error:
+        return load_tensors(file)[0], settings
+    except (OSError, ValueError) as error:
         raise NapError(f"{file}: cannot be read ({error})") from error
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise NapError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise NapError(f"{path}: expected a JSON object, got {type(found).__name__}")
+    return found
 
 
 def _architecture(path: Path, settings: dict[str, Any], wanted: str | None) -> Architecture | ResNet:

@@ -21,15 +21,13 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from zbkernels.files import replacing
 from zbkernels.nap.batches import labelled_batches
-from zbkernels.nap.layers import Layer
+from zbkernels.nap.layers import Layer, layers_from_json
 from zbkernels.nap.patterns import PatternReader
 from zbkernels.nap.recording import Recording
 from zbkernels.ops import nap_frequency, nap_pack
+from zbkernels.tensor_file import load_tensors, save_tensors
 
 Delta = str | int | Decimal | Fraction
 Source = Recording | tuple[torch.nn.Module, Iterable[Any]]
@@ -121,8 +119,7 @@ class Specification:
             "by": self.by,
         }
         tensors = {"on": self.on.cpu(), "off": self.off.cpu(), "counts": self.counts.cpu()}
-        with replacing(Path(path)) as temporary:
-            save_file(tensors, temporary, metadata={"specification": json.dumps(about)})
+        save_tensors(Path(path), tensors, {"specification": json.dumps(about)})
 
     @staticmethod
     def load(path: str | Path) -> Specification:
@@ -133,19 +130,28 @@ class Specification:
             ValueError: it is no specification, or truncated.
         """
         try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {}).get("specification", "{}"))
-                if about.get("format") != _FORMAT:
+            tensors, metadata = load_tensors(path)
+            about = json.loads(metadata.get("specification", "{}"))
+            form = about.get("format") if isinstance(about, dict) else None
+            if form != _FORMAT:
+                raise ValueError(f"expected a file of format {_FORMAT!r}, got {str(form)[:60]!r}")
+            on, off, counts = (tensors[name] for name in ("on", "off", "counts"))
+            layers, classes = layers_from_json(about["layers"]), tuple(about["classes"])
+            exact_delta(about["delta"])
+            _check_by("by", about["by"])
+            _check_units("units", about["units"])
+            if not all(isinstance(c, int) for c in classes):
+                raise ValueError("expected whole numbers as classes")
+            pattern = (len(classes), sum(layer.words for layer in layers))
+            for name, shape in (("on", pattern), ("off", pattern), ("counts", pattern[:1])):
+                found = tensors[name]
+                if found.dtype != torch.int64 or found.shape != shape:
                     raise ValueError(
-                        f"{path}: expected a file of format {_FORMAT!r}, got {about.get('format')!r}"
+                        f"expected {name} int64 {list(shape)}, got {found.dtype} {list(found.shape)}"
                     )
-                on, off, counts = (file.get_tensor(name) for name in ("on", "off", "counts"))
-        except SafetensorError as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise ValueError(f"{path}: the specification cannot be read ({error})") from error
-        layers = tuple(map(Layer.from_json, about["layers"]))
-        return Specification(
-            about["delta"], tuple(about["classes"]), on, off, counts, layers, about["units"], about["by"]
-        )  # fmt: skip
+        return Specification(about["delta"], classes, on, off, counts, layers, about["units"], about["by"])
 
 
 @dataclass(frozen=True)

@@ -147,11 +147,13 @@ def work(context: RunContext, unit: Unit) -> dict[str, Any]:
             points += 1
             context.progress.batch_done()
 
+    checkpoint = context.folder / "units" / unit.folder / "training.safetensors"
+
     def training() -> dict[str, Any]:
-        checkpoint = context.folder / "units" / unit.folder / "training.safetensors"
         return train(unit, _task(context, plan, found), checkpoint, done, context.progress.say)
 
     result = work_unit(context, unit.folder, known, training)
+    checkpoint.unlink(missing_ok=True)  # not before the result is kept
     done(plan.iterations - iterations)  # of a unit that an earlier run has finished
     return result
 

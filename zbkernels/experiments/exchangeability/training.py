@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zbkernels.checkpoint import CheckpointError
 from zbkernels.exchangeability.optimizers import Rule, State, optimizer
 from zbkernels.exchangeability.stacked_mlp import StackedMLP
 from zbkernels.experiments.exchangeability.encoding import encoded_images
 from zbkernels.experiments.exchangeability.measures import Inputs, measure
 from zbkernels.experiments.exchangeability.sweeps import ASCENT, BATCH, BIASED, LAYERS, Unit
-from zbkernels.files import replacing
+from zbkernels.tensor_file import load_tensors, save_tensors
 
 SAVE_EVERY = 60.0  # seconds
 CURVE = 60  # points of a learning curve
@@ -110,21 +111,23 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Everything that goes on, in one file."""
-        from safetensors.torch import save_file
-
         record: dict[str, Any] = {"done": self.done, "curve": self.curve, "looks": self.looks}
         record |= {"step": self.state.step, "schedule": self.state.schedule}
-        with replacing(path) as temporary:
-            tensors = {name: tensor.cpu().contiguous() for name, tensor in self._tensors().items()}
-            save_file(tensors, temporary, metadata={"record": json.dumps(record)})
+        save_tensors(path, self._tensors(), {"record": json.dumps(record)})
 
     def load(self, path: Path) -> None:
-        """What :meth:`save` wrote of this unit."""
-        from safetensors import safe_open
+        """What :meth:`save` wrote of this unit.
 
-        with safe_open(path, framework="pt") as file:
-            record = json.loads(file.metadata()["record"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        try:
+            tensors, metadata = load_tensors(path)
+            record = json.loads(metadata["record"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: the checkpoint cannot be read ({error}); delete it to start this unit over"
+            ) from error
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
         self.state.step, self.state.schedule = record["step"], record["schedule"]
@@ -165,8 +168,8 @@ def train(
     """Train a unit and return its result (:meth:`Training.result`).
 
     Args:
-        checkpoint: written at least every ``SAVE_EVERY`` seconds; where it is there, training goes on from it. It is
-            deleted in the end.
+        checkpoint: written at least every ``SAVE_EVERY`` seconds; where it is there, training goes on from it. Whoever
+            keeps the result deletes it then.
         on_iteration: told of the iterations that were done.
         say: told where a cut training goes on.
     """
@@ -192,9 +195,7 @@ def train(
             saved = time.monotonic()
         training.step()
         on_iteration(1)
-    result = training.result()
-    checkpoint.unlink(missing_ok=True)
-    return result
+    return training.result()
 
 
 def rule(unit: Unit, device: torch.device) -> Rule:

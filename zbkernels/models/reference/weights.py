@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from zbkernels.checkpoint import CheckpointError
+from zbkernels.tensor_file import load_tensors
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict")  # where training scripts keep the weights
 _OPTIONAL = ".num_batches_tracked"  # checkpoints of old versions of torch lack it
@@ -114,7 +114,7 @@ def title_of(source: str | Path | Mapping[str, Any]) -> str:
 def _read(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return load_tensors(path)[0]
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         # Torch's own message goes on to say how to switch the safeguard off.
