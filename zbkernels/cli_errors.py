@@ -34,6 +34,7 @@ _MENDS = {
     errno.EACCES: "change its permissions, or choose another --out or --data",
     errno.EPERM: "change its permissions, or choose another --out or --data",
     errno.ENOTDIR: "a file stands where a folder is needed; choose another path",
+    errno.EEXIST: "a file stands where a folder is needed; choose another path",
     errno.EISDIR: "a folder stands where a file is needed; choose another path",
     errno.ENOENT: "check the path",
 }

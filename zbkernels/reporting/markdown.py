@@ -57,7 +57,8 @@ def render(text: str, prefix: str, level: int = 3) -> Report:
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     report = Report()
     used: Counter[str] = Counter()
-    heading, held = "", []
+    heading = ""
+    held: list[Token] = []
     tokens = parser.parse(text)
     at = 0
     while at < len(tokens):

@@ -53,11 +53,12 @@ def _smaller(data: bytes) -> tuple[bytes, int, int]:
             picture = image.convert("RGBA" if image.has_transparency_data else "RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"a PNG file that cannot be decoded ({error})") from error
-    side = _MOST_SIDE
+    side = float(_MOST_SIDE)
     while True:
         picture.thumbnail((side, side))
         out = io.BytesIO()
-        picture.save(out, "PNG", optimize=True)
-        if out.tell() <= _MOST_BYTES or side < 100:
+        picture.save(out, "PNG")
+        if out.tell() <= _MOST_BYTES:
             return out.getvalue(), picture.width, picture.height
-        side = int(side * 0.7)
+        # bytes go about as the pixels do
+        side = max(picture.size) * min(0.9, (_MOST_BYTES / out.tell()) ** 0.5)

@@ -108,7 +108,10 @@ def _read_finished(run: Run, metrics: dict[str, Any]) -> None:
 
     if run.state != DAMAGED:
         try:
-            run.table = get(run.name).table(metrics)
+            table = get(run.name).table(metrics)
+            if not isinstance(table, str):
+                raise TypeError(f"its table is a {type(table).__name__}")
+            run.table = table
         except Exception as error:  # whatever a damaged file makes a report's arithmetic do
             _damaged(run, f"metrics.json: not the metrics of an experiment ({_said(error)})")
     if run.table is None:
