@@ -20,21 +20,29 @@ def presets(ctx: Any, incomplete: str) -> Words:
     """Of the experiment that is named on the line; before there is one, of all."""
     from zbkernels.experiments import EXPERIMENTS, get
 
-    name = ctx.params.get("name")
+    name = _experiment(ctx)
     seen = set()
-    for experiment in [name] if name in EXPERIMENTS else EXPERIMENTS:
+    for experiment in [name] if name else EXPERIMENTS:
         for preset, settings in get(experiment).presets.items():
             if preset.startswith(incomplete) and preset not in seen:
                 seen.add(preset)
-                yield preset, settings.summary if name in EXPERIMENTS else ""
+                yield preset, settings.summary if name else ""
 
 
 def variants(ctx: Any, incomplete: str) -> Words:
-    from zbkernels.experiments import EXPERIMENTS, get
+    from zbkernels.experiments import get
 
-    name = ctx.params.get("name")
-    if name in EXPERIMENTS:
+    name = _experiment(ctx)
+    if name:
         yield from ((variant, "") for variant in get(name).variants if variant.startswith(incomplete))
+
+
+def _experiment(ctx: Any) -> str | None:
+    """The experiment on the line: an argument is not taken yet while an option before the cursor has no value."""
+    from zbkernels.experiments import EXPERIMENTS
+
+    words = [ctx.params.get("name"), *ctx.args]
+    return next((word for word in words if word in EXPERIMENTS), None)
 
 
 def architectures(incomplete: str) -> Words:
