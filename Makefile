@@ -1,5 +1,6 @@
 # make demo     a first look: trains on the embedded digits, measures, draws out/demo/figure.png
 # make test     everything that continuous integration runs
+# make docs     the documentation site, in build/docs
 # make ptxas    bench/results/ptxas.md anew: what the compiler made of each CUDA kernel
 # make triton-table  the same of each Triton kernel: bench/results/triton.md
 # make accuracy-table  errors by filter, channels and depth, and predictions under contrast: bench/results/accuracy.md
@@ -33,7 +34,7 @@ TEST_WORKERS ?= 2
 DEMO_CUDA := ZBKERNELS_CUDA="$${ZBKERNELS_CUDA-$$(nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1 || echo 0)}"
 CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
 
-.PHONY: demo test lint typecheck format build bench ptxas triton-table accuracy-table memory-table fuse-table cost-table wheels sweep \
+.PHONY: demo test lint typecheck format build bench docs ptxas triton-table accuracy-table memory-table fuse-table cost-table wheels sweep \
         check-cuda-load clean \
         pytest-main pytest-triton-interpret pytest-triton-aot
 
@@ -117,6 +118,10 @@ bench: $(VENV)/for-bench
 	$(BUILD) > /dev/null
 	mkdir -p out
 	$(PY) -m pytest bench --benchmark-json=out/bench.json
+
+# With warnings as errors; the tests build it, too.
+docs: $(VENV)/for-test
+	$(PY) docs/site/build.py build/docs
 
 # Registers, spills, shared memory and occupancy of each CUDA kernel; needs nvcc, but no GPU.
 ptxas: build

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import typer.core
 from rich.console import Console
 from rich.markup import escape
 
-from zbkernels import stopping
+from zbkernels import completion, stopping
 from zbkernels._version import __version__
+from zbkernels.cli_errors import Group, SubGroup, one_line_errors, set_debug
 from zbkernels.nap import command as nap_command
 
 app = typer.Typer(
     name="zb",
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="zbkernels, fast bias-free ReLU networks: experiments, benchmarks, a check of the installation.",
 )
 _console = Console(emoji=False)
-_errors = Console(stderr=True, emoji=False)
 
+Experiment = Annotated[
+    str, typer.Argument(help="An experiment from `zb list`", autocompletion=completion.experiments)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda[:index]", autocompletion=completion.devices)]
 Seeds = Annotated[str | None, typer.Option(help="Comma-separated seeds instead of the preset's: 0,1,2")]
 Data = Annotated[
     Path | None, typer.Option(help="Folder of the image sets, in torchvision's layout [ZBKERNELS_DATA]")
@@ -55,16 +55,26 @@ def list_experiments() -> None:
 
 @app.command()
 def run(
-    name: Annotated[str, typer.Argument(help="An experiment from `zb list`")],
-    preset: Annotated[str, typer.Option(help="smoke, quick, paper, or another in `zb list`")] = "quick",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:index]")] = "auto",
+    name: Experiment,
+    preset: Annotated[
+        str,
+        typer.Option(help="smoke, quick, paper, or another in `zb list`", autocompletion=completion.presets),
+    ] = "quick",
+    device: Device = "auto",
     data: Data = None,
     out: Annotated[Path, typer.Option(help="Results go to OUT/NAME-PRESET")] = Path("out"),
     seeds: Seeds = None,
     variant: Annotated[
-        list[str] | None, typer.Option(help="Only this kind of network (may be repeated)")
+        list[str] | None,
+        typer.Option(help="Only this kind of network (may be repeated)", autocompletion=completion.variants),
     ] = None,
-    form: Annotated[str, typer.Option(help="Zero-bias networks on fused or plain layers")] = "fused",
+    form: Annotated[
+        str,
+        typer.Option(
+            help="Zero-bias networks on fused or plain layers",
+            autocompletion=completion.choices("fused", "plain"),
+        ),
+    ] = "fused",
     checkpoint: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,10 +83,18 @@ def run(
         ),
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="float32, or bfloat16 to train Table 1's rows by autocast")
+        str,
+        typer.Option(
+            help="float32, or bfloat16 to train Table 1's rows by autocast",
+            autocompletion=completion.choices("float32", "bfloat16"),
+        ),
     ] = "float32",
     engine: Annotated[
-        str, typer.Option(help="in-process, or ray: a sweep's runs go to Ray's workers")
+        str,
+        typer.Option(
+            help="in-process, or ray: a sweep's runs go to Ray's workers",
+            autocompletion=completion.choices("in-process", "ray"),
+        ),
     ] = "in-process",
     address: Annotated[
         str | None, typer.Option(help="Of a Ray cluster (default: Ray on this machine, a worker a core)")
@@ -85,7 +103,7 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Start over, whatever is there")] = False,
 ) -> None:
     """Run an experiment. A run that was cut off goes on; a finished one is shown, not repeated."""
-    with _one_line_errors("stopped; finished epochs are kept, and the same command goes on from there"):
+    with one_line_errors("stopped; finished epochs are kept, and the same command goes on from there"):
         from zbkernels.experiments import runner
 
         folder = runner.run(
@@ -109,15 +127,17 @@ def run(
 
 @app.command("time")
 def time_epochs(
-    name: Annotated[str, typer.Argument(help="An experiment from `zb list`")],
-    preset: Annotated[str, typer.Option(help="smoke, quick or paper")] = "paper",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:index]")] = "auto",
+    name: Experiment,
+    preset: Annotated[
+        str, typer.Option(help="smoke, quick or paper", autocompletion=completion.presets)
+    ] = "paper",
+    device: Device = "auto",
     data: Data = None,
     out: Annotated[Path, typer.Option(help="Keeps OUT/NAME-PRESET/timing.json")] = Path("out"),
     seed: Annotated[int, typer.Option(min=0, help="Of the weights and the order of images")] = 0,
 ) -> None:
     """Time two training epochs of an experiment's zero-bias network on fused, plain and compiled layers, in turn."""
-    with _one_line_errors():
+    with one_line_errors():
         from zbkernels.experiments import epoch_timing, runner
 
         timing = runner.time_epochs_of(name, preset=preset, device=device, data=data, out=out, seed=seed)
@@ -125,13 +145,25 @@ def time_epochs(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A run's folder, or one that holds several")]) -> None:
-    """Write a run's table and figure again from its metrics, and print the table."""
-    with _one_line_errors():
-        from zbkernels.report import report as rewrite
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Runs' folders, or folders that hold some at any depth", metavar="DIR..."),
+    ],
+    out: Annotated[Path | None, typer.Option(help="The page [report.html in the first DIR]")] = None,
+    redraw: Annotated[
+        bool,
+        typer.Option(help="First write each finished run's table.md and figure.png again from its metrics"),
+    ] = True,
+) -> None:
+    """Make one HTML page of all runs below folders, with their figures and verdicts. Prints a single run's table.
 
-        for path, _ in rewrite(folder):
-            _show(path)
+    Runs that are not finished, and damaged ones, are on the page, too; for damaged ones the exit code is 1.
+    """
+    with one_line_errors():
+        from zbkernels.reporting import command
+
+        command.run(folders, out, redraw)
 
 
 @app.command()
@@ -140,7 +172,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed of both networks")] = 0,
 ) -> None:
     """Train two small networks on scikit-learn's digits and show what dropping the bias brings."""
-    with _one_line_errors():
+    with one_line_errors():
         from zbkernels.demo import main as run_demo
 
         run_demo(out, seed, _console)
@@ -151,7 +183,7 @@ def demo(
 )
 def bench(context: typer.Context) -> None:
     """Time the ops against their competitors; the options are those of `zb bench --help`."""
-    with _one_line_errors():
+    with one_line_errors():
         from zbkernels.benchmarking.command import main as run_bench
 
         raise typer.Exit(run_bench(context.args))
@@ -160,7 +192,8 @@ def bench(context: typer.Context) -> None:
 @app.command()
 def tune(
     ops: Annotated[
-        list[str] | None, typer.Argument(help="Public ops (default: all)", metavar="[OP]...")
+        list[str] | None,
+        typer.Argument(help="Public ops (default: all)", metavar="[OP]...", autocompletion=completion.ops),
     ] = None,
     shapes: Annotated[
         list[str] | None,
@@ -185,7 +218,7 @@ def tune(
     Results go to ZBKERNELS_CACHE_DIR, or zbkernels in the user's cache folder. What is there already is not tuned
     again, and a run that is stopped keeps what it finished.
     """
-    with _one_line_errors("stopped; what was tuned is kept, and the same command goes on from there"):
+    with one_line_errors("stopped; what was tuned is kept, and the same command goes on from there"):
         from zbkernels.tuning import command
 
         if show or clear:
@@ -210,12 +243,16 @@ def check_invariance(
         str,
         typer.Argument(
             help="As of `zb nap`: a trained network's folder (OUT/RUN/units/NAME), a .safetensors or .pt2 file, "
-            "module:function; or one of the package's networks, untrained: resnet9, ..."
+            "module:function; or one of the package's networks, untrained: resnet9, ...",
+            autocompletion=completion.architectures,
         ),
     ],
     images: Annotated[
         str | None,
-        typer.Option(help="As of `zb nap`: mnist, digits:train, a .npy, .png ... (default: random)"),
+        typer.Option(
+            help="As of `zb nap`: mnist, digits:train, a .npy, .png ... (default: random)",
+            autocompletion=completion.image_sets,
+        ),
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Of the random images: 3,32,32")] = None,
     count: Annotated[int, typer.Option(min=1, help="How many images")] = 4,
@@ -233,17 +270,21 @@ def check_invariance(
         bool, typer.Option("--operations", help="Show all operations with degrees")
     ] = False,
     architecture: Annotated[
-        str | None, typer.Option(help="Of weights without a settings.json: fcn-mnist, ...")
+        str | None,
+        typer.Option(
+            help="Of weights without a settings.json: fcn-mnist, ...",
+            autocompletion=completion.architectures,
+        ),
     ] = None,
     data: Data = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:index]")] = "auto",
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")] = False,
 ) -> None:
     """Is f(s x) = s f(x)? Names the first operation that breaks it.
 
     Exit code 0: predictions are scalar invariant; 1: they are not; 2: it cannot be told (the message says why).
     """
-    with _one_line_errors(code=2):
+    with one_line_errors(code=2):
         from zbkernels.invariance import command
 
         invariant = command.run(
@@ -263,21 +304,13 @@ def check_invariance(
     raise typer.Exit(0 if invariant else 1)
 
 
-class _OneLineErrors(typer.core.TyperGroup):
-    """A group of commands that fail as those here do."""
-
-    def invoke(self, ctx: Any) -> Any:
-        with _one_line_errors("stopped; what was recorded is kept, and the same command goes on from there"):
-            return super().invoke(ctx)
-
-
-app.add_typer(nap_command.app, name="nap", cls=_OneLineErrors)
+app.add_typer(nap_command.app, name="nap", cls=SubGroup)
 
 
 @app.command()
 def doctor() -> None:
     """Show versions, libraries, devices, which kernel runs for each op, and the mend for each fault."""
-    with _one_line_errors():
+    with one_line_errors():
         from zbkernels.doctor import main as run_doctor
 
         raise typer.Exit(run_doctor())
@@ -291,9 +324,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit"),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the trace of an error, too")] = False,
 ) -> None:
     del version
+    set_debug(debug)
 
 
 def _show(folder: Path) -> None:
@@ -317,61 +355,11 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
         raise ExperimentError(f"--seeds: expected whole numbers separated by commas, got {text!r}") from error
 
 
-@contextmanager
-def _one_line_errors(when_interrupted: str = "stopped", code: int = 1) -> Iterator[None]:
-    """Turn errors that are the user's to mend into one line and ``code``; other faults show as they are."""
-    from zbkernels.checkpoint import CheckpointError
-    from zbkernels.data import DataError
-    from zbkernels.distributed import DistributedError
-    from zbkernels.experiments import ExperimentError
-    from zbkernels.nap import RecordingError
-    from zbkernels.nap.sources import NapError
-    from zbkernels.report import ReportError
-    from zbkernels.train import TrainingError
-    from zbkernels.tuning import TuningError
-
-    try:
-        yield
-    except (
-        DataError,
-        ExperimentError,
-        ReportError,
-        TrainingError,
-        CheckpointError,
-        DistributedError,
-        TuningError,
-        RecordingError,
-        NapError,
-    ) as error:
-        _fail(str(error), code)
-    except ModuleNotFoundError as error:
-        extra = (
-            "bench"
-            if (error.name or "") in {"onnxruntime", "openvino", "pytest_benchmark"}
-            else "experiments"
-        )
-        if (error.name or "").startswith("zbkernels"):
-            raise
-        _fail(f"{error.name} is not installed: pip install 'zbkernels[{extra}]'", code)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the interpreter's last flush
-        raise typer.Exit(141) from None
-    except OSError as error:
-        _fail(str(error), code)
-    except KeyboardInterrupt as stop:
-        _fail(when_interrupted, stopping.exit_code(stop))
-
-
-def _fail(message: str, code: int) -> None:
-    _errors.print(f"[bold red]zb:[/] {escape(message)}", highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
-
-
 def main() -> None:
     """Entry point of the console script."""
     stopping.heed_sigterm()
     try:
         sys.exit(app())
     except KeyboardInterrupt as stop:  # before a command began, or after it ended
-        _errors.print("[bold red]zb:[/] stopped", highlight=False)
+        print("zb: stopped", file=sys.stderr)
         sys.exit(stopping.exit_code(stop))

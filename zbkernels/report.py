@@ -65,7 +65,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
 
 
 def report(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Write table.md and figure.png again, from metrics.json, for the run in ``folder`` or each run inside it.
+    """Write table.md and figure.png again, from metrics.json, for each finished run in ``folder`` or below.
 
     Yields:
         Each run's folder and its table. A run whose metrics are no good keeps none of the others back.
@@ -73,39 +73,54 @@ def report(folder: Path) -> Iterator[tuple[Path, str]]:
     Raises:
         ReportError: there is no finished run, or, at the end, the metrics of some are no good.
     """
+    runs = [path for path in runs_in([folder]) if (path / "metrics.json").exists()]
+    if not runs:
+        raise ReportError(f"{folder}: no finished run here or below (a finished run has metrics.json)")
+    bad: list[ReportError] = []
+    for path in runs:
+        try:
+            yield path, rewrite(path)
+        except ReportError as error:
+            bad.append(error)
+    if bad:
+        raise ReportError("; ".join(map(str, bad))) from bad[0]
+
+
+def rewrite(path: Path) -> str:
+    """Write a finished run's table.md and figure.png again from its metrics; returns the table.
+
+    Raises:
+        ReportError: the metrics are no good.
+    """
     from zbkernels.experiments import get
     from zbkernels.experiments.runner import write_report
 
-    if not folder.is_dir():
-        raise ReportError(f"{folder}: no such folder")
-    runs = [
-        path.parent
-        for path in (folder / "metrics.json", *sorted(folder.glob("*/metrics.json")))
-        if path.exists()
-    ]
-    if not runs:
+    try:
+        metrics = read_json(path / "metrics.json")
+        experiment = get(metrics["experiment"])
+        write_report(experiment, path, metrics)
+        return experiment.table(metrics)
+    except (OSError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # whatever a damaged file makes a report's arithmetic do
         raise ReportError(
-            f"{folder}: no finished run here or one level below (a finished run has metrics.json)"
-        )
-    bad: dict[Path, Exception] = {}
-    for path in runs:
-        try:
-            metrics = read_json(path / "metrics.json")
-            experiment = get(metrics["experiment"])
-            write_report(experiment, path, metrics)
-            table = experiment.table(metrics)
-        except OSError:
-            raise
-        except Exception as error:  # metrics of another form fail in any way
-            bad[path / "metrics.json"] = error
-            continue
-        yield path, table
-    if bad:
-        lines = (
-            f"{path}: not the metrics of an experiment ({type(e).__name__}: {' '.join(str(e).split())})"
-            for path, e in bad.items()
-        )
-        raise ReportError("; ".join(lines)) from next(iter(bad.values()))
+            f"{path / 'metrics.json'}: not the metrics of an experiment ({type(error).__name__}: {error})"
+        ) from error
+
+
+def runs_in(folders: Sequence[Path]) -> list[Path]:
+    """The folders of runs, finished or not, in and below ``folders``.
+
+    Raises:
+        ReportError: one of ``folders`` is none.
+    """
+    from zbkernels.reporting.runs import find
+
+    for folder in folders:
+        if not folder.is_dir():
+            what = "a file, expected a folder" if folder.exists() else "no such folder"
+            raise ReportError(f"{folder}: {what}")
+    return list(find(folders))
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from zbkernels.benchmarking import table
 from zbkernels.benchmarking.cases import SUITES, select
@@ -71,9 +71,16 @@ def bench(
     return report
 
 
+class _OneLine(argparse.ArgumentParser):
+    """A wrong argument is one line, as in the other commands of ``zb``."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"zb: {message}; see `{self.prog} --help`\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line; ``zb bench`` has the same options."""
-    options = argparse.ArgumentParser(prog="zb bench", description="The ops against the best competitors.")
+    options = _OneLine(prog="zb bench", description="The ops against the best competitors.")
     options.add_argument("--suite", default="all", choices=[*SUITES, "all"])
     options.add_argument("--shapes", default="", help="names, separated by commas (default: all)")
     options.add_argument("--modes", default="", help="forward, train, nap, pack, unpack, hamming, topk, ...")
@@ -117,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             machine=chosen.machine,
         )
     except ValueError as error:
-        print(error, file=sys.stderr)
+        print(f"zb: {error}", file=sys.stderr)
         return 2
     return 1 if report["failed"] else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import platform
 import subprocess
 import time
@@ -112,7 +113,8 @@ def run_in(experiment: Experiment, context: RunContext, time_epochs: bool = Fals
 
 def _run_locked(experiment: Experiment, context: RunContext, time_epochs: bool) -> None:
     folder, settings, progress = context.folder, context.settings, context.progress
-    config = {"settings": _json(settings), "environment": environment(context.device)}
+    folder.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = {"settings": _json(settings), "environment": environment(context.device)}
     started = time.perf_counter()
     with progress:
         metrics = experiment.run(context)
@@ -120,7 +122,8 @@ def _run_locked(experiment: Experiment, context: RunContext, time_epochs: bool) 
         if time_epochs and experiment.time_epochs is not None:
             write_json(timing_file, experiment.time_epochs(context))
         metrics["timing"] = read_json(timing_file) if timing_file.exists() else None
-    progress.say(f"{folder}: done in {time.perf_counter() - started:.0f} s")
+    config["seconds"] = round(time.perf_counter() - started, 3)  # of this command: a run cut off took more
+    progress.say(f"{folder}: done in {config['seconds']:.0f} s")
     if distributed.team().first:
         (folder / "metrics.json").unlink(missing_ok=True)
     write_json(folder / "config.json", config)
@@ -219,8 +222,10 @@ def settings_for(
         ExperimentError: something of it does not exist.
     """
     if preset not in experiment.presets:
+        close = difflib.get_close_matches(preset, experiment.presets, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
         raise ExperimentError(
-            f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}"
+            f"{experiment.name} has no preset {preset!r}; {hint}it has {', '.join(experiment.presets)}"
         )
     unknown = [variant for variant in variants or () if variant not in experiment.variants]
     if unknown:

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from zbkernels import completion
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -33,17 +35,21 @@ Model = Annotated[
 Source = Annotated[
     str,
     typer.Argument(
-        help="mnist, fashion-mnist or digits, with :train or :test (the default); a .npy, .npz, .png or .jpg"
+        help="mnist, fashion-mnist or digits, with :train or :test (the default); a .npy, .npz, .png or .jpg",
+        autocompletion=completion.image_sets,
     ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A folder that `zb nap record` wrote")]
 ArchitectureName = Annotated[
-    str | None, typer.Option(help="Of weights without a settings.json: fcn-mnist, …")
+    str | None,
+    typer.Option(
+        help="Of weights without a settings.json: fcn-mnist, …", autocompletion=completion.architectures
+    ),
 ]
 Data = Annotated[
     Path | None, typer.Option(help="Folder of the image sets, in torchvision's layout [ZBKERNELS_DATA]")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda[:index]")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda[:index]", autocompletion=completion.devices)]
 Layers = Annotated[
     list[str] | None, typer.Option("--layer", help="Only this layer; * and ? as in a shell (may be repeated)")
 ]
@@ -57,7 +63,11 @@ def record(
     images: Source,
     out: Annotated[Path, typer.Option(help="Folder to write")],
     units: Annotated[
-        str, typer.Option(help="relu, output, or winner (the one that fixes the linear piece)")
+        str,
+        typer.Option(
+            help="relu, output, or winner (the one that fixes the linear piece)",
+            autocompletion=completion.choices("relu", "output", "winner"),
+        ),
     ] = "relu",
     layer: Layers = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many images")] = None,
@@ -152,10 +162,17 @@ def certify(
     vertices: Annotated[int, typer.Option(min=1, help="At most so many images of a group")] = 64,
     vary: Annotated[
         str,
-        typer.Option(help="Pixels that the distances let change: all, or nonzero ones (not a blank border)"),
+        typer.Option(
+            help="Pixels that the distances let change: all, or nonzero ones (not a blank border)",
+            autocompletion=completion.choices("all", "nonzero"),
+        ),
     ] = "all",
     arithmetic: Annotated[
-        str, typer.Option(help="In which the radius holds: exact, float32 or float64")
+        str,
+        typer.Option(
+            help="In which the radius holds: exact, float32 or float64",
+            autocompletion=completion.choices("exact", "float32", "float64"),
+        ),
     ] = "exact",
     architecture: ArchitectureName = None,
     data: Data = None,

@@ -93,8 +93,7 @@ def write_specification_vnnlib(
     """Write the query whether an input that satisfies a class's specification can get another prediction.
 
     What the units are is a constraint on hidden values, which no inequalities over the inputs alone can state: this
-        needs
-    version 2.0. A unit is on where its hidden value is > 0; a ReLU's input and its output serve alike.
+    needs version 2.0. A unit is on where its hidden value is > 0; a ReLU's input and its output serve alike.
 
     Args:
         path: the file, written as a whole or not at all.

@@ -1,0 +1,45 @@
+"""Which page stands in which part of the site. Every page of docs has its place here, or the build fails.
+
+A page that is listed and not there is passed over, so that pages can come and go by themselves.
+"""
+
+from __future__ import annotations
+
+# Part -> pages by their place in the repository; a `*` takes what is left in that folder, by name.
+NAVIGATION: dict[str, tuple[str, ...]] = {
+    "Start": ("docs/installation.md", "README.md", "docs/command-line.md"),
+    "Tutorials": (
+        "docs/fuse.md",
+        "docs/workflows.md",
+        "docs/invariance.md",
+        "docs/nap.md",
+        "docs/from-neural-tangents.md",
+    ),
+    "Knowing what happens": (
+        "docs/which-kernel.md",
+        "docs/measuring.md",
+        "docs/tuning.md",
+        "docs/limits.md",
+        "docs/robustness.md",
+        "docs/cost.md",
+    ),
+    "Papers": (
+        "docs/papers/scalar-invariant-networks.md",
+        "docs/papers/bias-free-linear.md",
+        "docs/papers/linearized-difference-networks.md",
+        "docs/papers/exchangeability.md",
+        "docs/papers/*.md",
+    ),
+    "Results": ("docs/results/README.md", "docs/composite.md", "docs/results/*/table.md"),
+    "Benchmarks": ("bench/README.md", "bench/results/*.md"),
+    "Kernels": ("csrc/*/README.md", "csrc/common/cuda_emulation/README.md"),
+    "Project": (
+        "CONTRIBUTING.md",
+        "docs/decisions.md",
+        "docs/packaging.md",
+        "docs/releasing.md",
+        "CHANGELOG.md",
+    ),
+}
+# Pages that another one has as its own list, not the contents at the side.
+BELOW = {"Results": "docs/results/README.md", "Benchmarks": "bench/README.md"}

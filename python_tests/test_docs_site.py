@@ -1,0 +1,92 @@
+"""The documentation site: built without a warning, a place for every page, every public name in the reference."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / "docs" / "site"
+
+if not SITE.exists():
+    pytest.skip("an installed package has no docs", allow_module_level=True)
+sys.path.insert(0, str(SITE))
+
+import build as site  # noqa: E402 - docs/site is no package
+
+import zbkernels  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sphinx", reason="pip install 'zbkernels[docs]'")
+    pytest.importorskip("myst_parser")
+    pytest.importorskip("furo")
+    out = tmp_path_factory.mktemp("site") / "html"
+    assert site.build(out) == 0, "python docs/site/build.py shows the warnings"
+    return out
+
+
+def test_every_page_has_a_place_and_one_alone() -> None:
+    found = site.pages()
+    placed = [page for pages in site.parts(found).values() for page in pages]
+    assert sorted([*placed, site.HOME]) == found
+    with pytest.raises(ValueError, match=r"docs/new-page\.md: no place"):
+        site.parts([*found, "docs/new-page.md"])
+
+
+def test_links_are_turned_and_dead_ones_refused() -> None:
+    found, pictures = set(site.pages()), set()
+
+    def turned(text: str, page: str = "docs/papers/exchangeability.md") -> str:
+        return site.relinked(text, page, found, pictures)
+
+    assert (
+        turned("[a](../results/README.md#part) `[b](nowhere.md)`")
+        == "[a](../results/README.md#part) `[b](nowhere.md)`"
+    )
+    assert turned("[a](docs/nap.md)", "README.md") == "[a](nap.md)"
+    assert turned("[a](../bench/README.md)", "docs/measuring.md") == "[a](bench/README.md)"
+    assert turned("![a](docs/results/demo.png)", "README.md") == "![a](results/demo.png)"
+    assert pictures == {"docs/results/demo.png"}
+    assert turned("[All rows](bench/results)", "README.md") == "All rows (`bench/results`)"
+    assert turned("```\n[a](nowhere.md)\n```") == "```\n[a](nowhere.md)\n```"
+    assert turned("[a](https://semver.org) [b](#part)") == "[a](https://semver.org) [b](#part)"
+    with pytest.raises(ValueError, match=r"nowhere\.md, which is not there"):
+        turned("[a](nowhere.md)")
+
+
+def test_every_public_name_is_in_the_reference(built: Path) -> None:
+    missing = []
+    for module in site.MODULES:
+        text = (built / "api" / f"{module}.html").read_text(encoding="utf-8")
+        shown = set(re.findall(r'<dt class="[^"]*" id="([\w.]+)"', text)) | {
+            "".join(re.findall(r">([\w.]+)<", name))
+            for name in re.findall(r'<dt class="sig.*?</dt>', text, re.DOTALL)
+        }
+        for name in site.public_names(module):
+            value = getattr(importlib.import_module(module), name)
+            if type(value).__name__ != "module" and not any(
+                full.endswith(f"{name}") for full in shown | {text[:0]}
+            ):
+                missing += [f"{module}.{name}"] if f">{name}<" not in text else []
+    assert not missing
+    assert set(site.public_names("zbkernels")) == {name for name in zbkernels.__all__ if name[0] != "_"}
+
+
+def test_every_page_is_built_with_its_title_and_nothing_from_outside(built: Path) -> None:
+    for page in site.pages():
+        target = built / Path(site.place(page)).with_suffix(".html")
+        text = target.read_text(encoding="utf-8")
+        assert re.search(r"<h1>\S", text), page
+        for outside in re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]*)"', text):
+            raise AssertionError(f"{page} asks for {outside}")
+    home = (built / "index.html").read_text(encoding="utf-8")
+    for part in (*site.NAVIGATION, "Reference"):
+        assert part in home
+    for module in site.MODULES:
+        assert f"{module}.html" in (built / "api/index.html").read_text(encoding="utf-8")
