@@ -210,7 +210,8 @@ def test_every_kernel_is_compiled_here() -> None:
     from zbkernels.triton import kernels as package
 
     modules = [
-        importlib.import_module(f"{package.__name__}.{found.name}") for found in pkgutil.iter_modules(package.__path__)
+        importlib.import_module(f"{package.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(package.__path__)
     ]
     kernels = {
         name
