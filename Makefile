@@ -8,6 +8,7 @@
 # make fuse-table  what fuse gains on well-known networks: bench/results/fuse-architectures.md
 # make cost-table  what importing, calling, compiling and testing costs: bench/results/cost.md
 # make wheels   the wheels of a release for the interpreter of .venv, checked, in dist/
+# make fuzz MINUTES=10 SEED=0  random problems for every op on every backend against float64; failures in out/fuzz
 # make sweep    bench/results/sweep.md anew: sizes that cost more an operation than those next to them
 # make lint | typecheck | format | bench | check-cuda-load | clean
 #
@@ -36,7 +37,7 @@ CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*
 
 .PHONY: demo test lint typecheck format build bench docs ptxas triton-table accuracy-table memory-table fuse-table cost-table wheels sweep \
         check-cuda-load clean \
-        pytest-main pytest-triton-interpret pytest-triton-aot
+        fuzz fuzz-slice pytest-main pytest-triton-interpret pytest-triton-aot
 
 # --- environment: each step leaves a file in .venv and is not redone while that is newer ------------------------
 
@@ -80,7 +81,7 @@ demo: $(VENV)/for-demo
 
 # What one core does at a time, side by side; then the rest, which shares the cores itself.
 test: build
-	$(MAKE) --no-print-directory -j $(TEST_WORKERS) -O lint typecheck pytest-triton-interpret pytest-triton-aot
+	$(MAKE) --no-print-directory -j $(TEST_WORKERS) -O lint typecheck pytest-triton-interpret pytest-triton-aot fuzz-slice
 	$(MAKE) --no-print-directory pytest-main
 
 build: $(VENV)/for-test
@@ -98,6 +99,19 @@ pytest-triton-interpret: build
 pytest-triton-aot: build
 	echo "== Triton kernels, compiled ahead of time"
 	env -u TRITON_INTERPRET $(PY) -m pytest -q --junitxml=out/tests-triton-aot.xml python_tests/test_triton_aot*.py
+
+# AGAIN="conv 17 cpu-avx2" is one problem once more; FUZZ="--families conv --jobs 2" and the like: python -m fuzz --help.
+MINUTES ?= 10
+SEED ?= 0
+FUZZ ?=
+RUN_FUZZ := PYTHONPATH=python_tests $(PY) -m fuzz
+fuzz: build
+	$(RUN_FUZZ) --seed $(SEED) $(if $(AGAIN),--again $(AGAIN),--minutes $(MINUTES) $(FUZZ))
+
+# Two minutes of one core, the same problems each time.
+fuzz-slice: build
+	echo "== fuzz"
+	$(RUN_FUZZ) --seed 0 --minutes 1.9 --fresh --out out/fuzz-slice
 
 lint: $(VENV)/for-test
 	echo "== lint"

@@ -191,6 +191,11 @@ def samples(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator
     yield Sample("antipodes, zero, duplicates", (points, points.clone()), {"kernel": "ntk"}, smooth=False)
     strange = torch.tensor([[1.0, 2], [float("nan"), 1], [0, 0]]).to(device, dtype)
     yield Sample("not a number", (strange, points), {"kernel": "ntk", "depth": 2}, smooth=False)
+    endless = torch.tensor([[1.0, 2], [float("inf"), 1], [0, 0]]).to(device, dtype)
+    for name in ("relu", "identity", "erf"):
+        yield Sample(
+            f"infinity, {name}", (endless, points), {"kernel": "ntk", "activation": name}, smooth=False
+        )
     yield Sample("wider", (draw(33, 100), draw(70, 100)), {"kernel": "ntk", "depth": 3})
 
 

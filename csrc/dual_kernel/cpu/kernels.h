@@ -52,7 +52,8 @@ struct Block {
   const T* labels;       // [kBlock]: the low bits of hash, as bits of a T
   const T* squares;      // [kBlock]: x·x
   const T* equal;        // [kBlock]: the kernel of a row and its equal
-  const T* extreme;      // [kBlock]: 1 where one of its variances is what `careful` says, else 0
+  const T* extreme;      // [kBlock]: above 0 where one of its variances is what `careful` says (NaN where its
+                         // kernels must be), else 0
   int64_t count;         // of rows
   bool careful;  // whether one of them has a variance that is 0, not finite, or so large or small that
                  // products of two leave the range of T

@@ -20,7 +20,7 @@ struct Diagonal {
 Diagonal diagonal(const Network& n, double q) {
   switch (n.form) {
     case Form::kIdentity:
-      return {q, 1};
+      return {q + 0 * q, 1 + 0 * q};
     case Form::kPiecewiseLinear: {
       const double square = n.odd * n.odd + n.even * n.even;
       if (q <= 0) return {0, n.zero_both};
@@ -45,6 +45,14 @@ Diagonal diagonal(const Network& n, double q) {
       return n.form == Form::kSin ? Diagonal{odd, even} : Diagonal{even, odd};
     }
   }
+}
+
+// Block::extreme of a row that is not plain. Of a variance that is not finite nothing may come but NaN; the
+// identity and erf, which saturates, would lose sight of it.
+template <class T>
+T extreme(const Network& n, double q) {
+  const bool lost = n.form == Form::kIdentity || n.form == Form::kErf;
+  return lost && !std::isfinite(static_cast<T>(q)) ? std::numeric_limits<T>::quiet_NaN() : T(1);
 }
 
 template <class T>
@@ -77,7 +85,7 @@ void bring(const Network& n, double q, T* to) {  // [quantities][kBlock]
 template <class T>
 bool plain(const Network& n, double q) {
   constexpr double kMost = sizeof(T) == 4 ? 1e29 : 1e279;
-  if (n.form == Form::kIdentity) return true;
+  if (n.form == Form::kIdentity) return std::isfinite(static_cast<T>(q));
   if (n.form == Form::kPiecewiseLinear || n.form == Form::kGelu) return q > 1 / kMost && q < kMost;
   return q < kMost;
 }
@@ -178,7 +186,7 @@ void Rows<T>::look_at(const Network& network, int64_t block) {
     double q = network.b2 + network.product * static_cast<double>(squares_[at]), t = q;
     T* to = layers_.data() + block * kBlock * per_row_ + i;
     for (int64_t layer = 0; layer < network.depth; ++layer, to += quantities_here * kBlock) {
-      if (!plain<T>(network, q)) careful_[block] = 1, extreme_[at] = 1;
+      if (!plain<T>(network, q)) careful_[block] = 1, extreme_[at] += extreme<T>(network, q);
       bring(network, q, to);
       const Diagonal next = diagonal(network, q);
       q = static_cast<T>(network.bias + network.dual * next.dual);

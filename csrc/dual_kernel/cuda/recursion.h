@@ -120,9 +120,11 @@ ZB_DEVICE DualPair<T> dual_pair(const Network<T>& net, const Moments<T>& a, T q1
   const T sin2 = equal ? T(0) : a.q <= 0 || b.q <= 0 ? T(1) : sine_squared(a.q, q12, b.q);
   DualPair<T> found;
   switch (net.form) {
-    case Form::kIdentity:
-      found = {q12, 1};
+    case Form::kIdentity: {
+      const T none = 0 * (a.q + b.q);  // NaN where a variance is not finite
+      found = {q12 + none, 1 + none};
       break;
+    }
     case Form::kPiecewiseLinear:
       found = piecewise_linear(net, a, q12, b, sin2);
       break;

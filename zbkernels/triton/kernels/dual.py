@@ -72,8 +72,9 @@ def form_pair(
     """E[s(u) s(v)] and E[s'(u) s'(v)] of a form; `one` and `both` are the second of the piecewise linear one where so
     many variances are 0."""
     if FORM == IDENTITY:
-        value = q12
-        slope = tl.zeros_like(q12) + 1
+        none = (q11 + q22) * 0  # NaN where a variance is not finite
+        value = q12 + none
+        slope = 1 + none
     elif FORM == LINEAR:
         none = (q11 <= 0) | (q22 <= 0)
         norms = r1 * r2
