@@ -1,8 +1,8 @@
 """What ``test_sanitizers.py`` runs in a process whose libraries are instrumented: ``python sanitized_program.py PART``.
 
 ``samples``: each op's samples in each dtype, and their gradients. ``index``: a NapIndex filled, asked, saved, loaded,
-cut off and damaged. ``threads``: Python threads that call ops and one index at once. ``overflow`` and ``race`` are faults
-that the sanitizer must see.
+cut off and damaged. ``threads``: Python threads that call ops and one index at once. ``overflow`` and ``race`` are
+faults that the sanitizer must see.
 """
 
 from __future__ import annotations

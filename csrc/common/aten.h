@@ -52,6 +52,17 @@ inline Tensor smallest(const Tensor& x, int64_t k) {
   return values;
 }
 
+// t with the very strides of its memory format, of dimensions of size 1 too; a copy where it has no format.
+inline Tensor plainly_strided(const Tensor& t) {
+  const Ints sizes(t.sizes().begin(), t.sizes().end());
+  const int64_t c = sizes[1], r = sizes[2], s = sizes[3];
+  const bool channels_last =
+      t.stride(0) == r * s * c && t.stride(1) == 1 && t.stride(2) == s * c && t.stride(3) == c;
+  if (!t.is_contiguous()) return channels_last ? t : torch::stable::contiguous(t);
+  const bool plain = t.stride(0) == c * r * s && t.stride(1) == r * s && t.stride(2) == s && t.stride(3) == 1;
+  return plain ? t : torch::stable::reshape(torch::stable::reshape(t, Ints{t.numel()}), sizes);
+}
+
 // The gradients of a bias-free convolution: (grad_x, grad_weight), each an undefined tensor where not wanted.
 inline std::tuple<Tensor, Tensor> convolution_backward(const Tensor& grad, const Tensor& x,
                                                        const Tensor& weight, const Pair& stride,
@@ -59,15 +70,12 @@ inline std::tuple<Tensor, Tensor> convolution_backward(const Tensor& grad, const
                                                        int64_t groups, bool need_x, bool need_weight) {
   using torch::stable::detail::from;
   using torch::stable::detail::to;
-  // torch fails on some weights that are neither contiguous nor have the very strides of channels_last.
-  const int64_t c = weight.size(1), r = weight.size(2), s = weight.size(3);
-  const bool channels_last = weight.stride(0) == r * s * c && weight.stride(1) == 1 &&
-                             weight.stride(2) == s * c && weight.stride(3) == c;
-  const Tensor dense = weight.is_contiguous() || channels_last ? weight : torch::stable::contiguous(weight);
+  // torch 2.13 fails on some weights of other strides.
+  const Tensor plain = plainly_strided(weight);
   const bool wanted[3] = {need_x, need_weight, false};
   const auto ints = [](const Pair& p) { return from(Ints{p[0], p[1]}); };
   std::array<StableIValue, 11> stack{
-      from(grad),         from(x),       from(dense),
+      from(grad),         from(x),       from(plain),
       from(std::nullopt),  // bias_sizes: no bias
       ints(stride),       ints(padding), ints(dilation),
       from(false),  // transposed

@@ -237,7 +237,7 @@ def _layer_kernel(p: Problem, dtype: torch.dtype, data: int) -> str | None:
     judge.noted()
     reference = OPS["layer_kernel"].reference
     own, right = (reference(*a, normalized=normalized) for a in ((u, v, angles, bias), wide))
-    size = right.abs()
+    size = torch.ones_like(right)  # of a cosine
     if not normalized and u.shape[1]:
         magnitudes = [None if t is None else t.abs() for t in wide]
         on_x = magnitudes[0] if bias is None else magnitudes[0] + magnitudes[3]

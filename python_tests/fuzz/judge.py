@@ -1,4 +1,4 @@
-"""What is wrong with a result: tolerances come from torch's own error against float64, and from how floats are summed."""
+"""What is wrong with a result. Tolerances come from torch's own error against float64."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from zbkernels.ops import _backend
-from zbkernels.ops._geometry import Geometry, memory_format, plain_weight
+from zbkernels.ops._geometry import Geometry, adjoint_operands, memory_format
 from zbkernels.ops.linear_relu import activation
 from zbkernels.ops.nap_pack import pack_last
 from zbkernels.ops.nap_unpack import unpack_last
@@ -125,11 +125,10 @@ def backward_reference(
     _backend.note_kernel("reference")
     grad_pre = _pool_adjoint(grad, code, g, g.map_size(x, weight))
     batched = x.dim() == 4
-    inputs = (grad_pre, x) if batched else (grad_pre.unsqueeze(0), x.unsqueeze(0))
+    images = (grad_pre, x) if batched else (grad_pre.unsqueeze(0), x.unsqueeze(0))
     dilation = [1 if weight.shape[d + 2] == 1 else g.dilation[d] for d in (0, 1)]
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-        *inputs,
-        plain_weight(weight),
+        *adjoint_operands(*images, weight, g.stride),
         None,
         g.stride,
         g.padding,

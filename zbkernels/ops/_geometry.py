@@ -237,14 +237,24 @@ def is_channels_last(t: torch.Tensor) -> bool:
     return t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last)
 
 
-def plain_weight(weight: torch.Tensor) -> torch.Tensor:
-    """The weight as torch's convolution_backward takes it: contiguous, or with the very strides of channels_last.
+def adjoint_operands(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: Pair
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[N, ...] tensors as torch's convolution_backward is safe with, with the very strides of their memory format.
 
-    It fails on some that count as channels_last but for a dimension of one.
+    torch 2.13 fails on some that count as channels_last but for a dimension of one, and takes others for what they
+    are not where there are groups (a wrong gradient of the weight). In channels_last that of a 1x1 weight with a
+    stride is written past its end.
     """
-    _, c, r, s = weight.shape
-    plain = weight.is_contiguous() or weight.stride() == (r * s * c, 1, s * c, c)
-    return weight if plain else weight.contiguous()
+    pixels = tuple(weight.shape[2:]) == (1, 1) and tuple(stride) != (1, 1)
+    return _plainly_strided(grad, pixels), _plainly_strided(x, pixels), _plainly_strided(weight, pixels)
+
+
+def _plainly_strided(t: torch.Tensor, contiguous: bool) -> torch.Tensor:
+    if is_channels_last(t) and not contiguous:
+        nhwc = t.permute(0, 2, 3, 1)
+        return nhwc.reshape(-1).view(nhwc.shape).permute(0, 3, 1, 2)
+    return t.contiguous().reshape(-1).view(t.shape)
 
 
 def memory_format(t: torch.Tensor) -> torch.memory_format:

@@ -22,7 +22,7 @@ import torch
 
 from zbkernels.ops import _tf32
 from zbkernels.ops._backend import note_kernel
-from zbkernels.ops._geometry import Geometry, Pair, memory_format, plain_weight
+from zbkernels.ops._geometry import Geometry, Pair, adjoint_operands, memory_format
 from zbkernels.triton import conv_tiles, nap_pack
 from zbkernels.triton.config import Config, choose
 from zbkernels.triton.launch import INT32_MAX, cannot_run, ceil_div, power_of_two, start, wrong_dtype
@@ -418,9 +418,7 @@ def backward(
     grad_pre = _expand(grad, code, g, g.map_size(x, weight), memory_format(x))
     with _deterministic_cudnn():
         adjoints = torch.ops.aten.convolution_backward(
-            grad_pre,
-            x if batched else x.unsqueeze(0),
-            plain_weight(weight),
+            *adjoint_operands(grad_pre, x if batched else x.unsqueeze(0), weight, g.stride),
             None,
             g.stride,
             g.padding,

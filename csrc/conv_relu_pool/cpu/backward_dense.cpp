@@ -197,12 +197,13 @@ Tensor gradient_of_map(const BackwardArgs& a) {
 
 std::tuple<Tensor, Tensor> backward_dense(const BackwardArgs& a) {
   const Problem& p = a.p;
-  const Tensor grad_pre = gradient_of_map(a);
   // torch 2.13 gives a wrong gradient of a grouped weight where the stride of a single image is not what its
-  // format has.
-  const bool plain = p.groups > 1;
-  const Tensor x = plain ? in_format(a.x, p.x_channels_last) : a.x;
-  const Tensor weight = plain ? in_format(a.weight, p.w_channels_last) : a.weight;
+  // format has; and in channels_last it writes past the gradient of a 1x1 weight with a stride.
+  const bool pixels = p.R == 1 && p.S == 1 && (p.stride[0] != 1 || p.stride[1] != 1);
+  const bool plain = p.groups > 1 || pixels;
+  const Tensor map = gradient_of_map(a), grad_pre = pixels ? in_format(map, false) : map;
+  const Tensor x = plain ? in_format(a.x, p.x_channels_last && !pixels) : a.x;
+  const Tensor weight = plain ? in_format(a.weight, p.w_channels_last && !pixels) : a.weight;
   auto [grad_x, grad_weight] = aten::convolution_backward(grad_pre, x, weight, p.stride, p.padding,
                                                           p.dilation, p.groups, a.need_x, a.need_weight);
   if (a.need_x) grad_x = in_format(grad_x, p.x_channels_last);
