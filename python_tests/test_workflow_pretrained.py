@@ -289,7 +289,9 @@ def test_other_folders_are_refused_in_words(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (lambda t: t.pop("conv2.weight"), "missing: conv2.weight"),
-        (lambda t: t.update(extra=torch.zeros(1)), "unexpected: extra"),
+        (lambda t: t.update(extra=torch.zeros(1)), "unexpected: extra$"),
+        (lambda t: t.update({"a\n\x1b[2J": torch.zeros(1)}), r"unexpected: 'a\\n\\x1b\[2J'$"),
+        (lambda t: t.update({"a" * 9999: torch.zeros(1)}), "unexpected: a{160}…$"),
         (
             lambda t: t.update({"fc3.weight": torch.zeros(1, 2)}),
             r"wrong shape: fc3.weight \[1, 2\] instead of",
