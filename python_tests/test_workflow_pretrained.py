@@ -95,6 +95,12 @@ def test_copies_fused_and_compiled_networks_know_what_they_are(tmp_path: Path) -
         torch.testing.assert_close(again(images()), plain(images()), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_network_is_a_sequential_to_torchscript_too() -> None:
+    model = build(SMALL, (1, 8, 8), 4, fused=False)
+    assert torch.equal(torch.jit.script(model)(images()), model(images()))
+
+
 def _sliced(model: Network) -> nn.Module:
     return model[:2]
 
