@@ -3,8 +3,8 @@
 # Leaves one JSON and one Markdown file under $OUT, or under bench/results, and prints a short table last.
 #
 #   bench/gpu_check.sh                      everything
-#   bench/gpu_check.sh --only load speed    parts by name: build load ops robust speed models sanitizer triton
-#                                           tests profiler
+#   bench/gpu_check.sh --only load speed    parts by name: build load ops robust speed models graphs
+#                                           sanitizer triton tests profiler
 #   bench/gpu_check.sh --dry-run            everything but the launch, on any machine
 #
 # PYTHON picks the interpreter; else an active or local virtual environment's, else python3. See gpu/ for the rest.

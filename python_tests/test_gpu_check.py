@@ -68,7 +68,7 @@ def test_dry_run_goes_through_every_part() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for name in parts.PARTS:
         assert f"  {name} " in done.stdout
-    modules = ("samples", "robust", "speed", "models", "touch", "choices", "command lines", "names")
+    modules = ("samples", "robust", "speed", "models", "graphs", "touch", "choices", "command lines", "names")
     for module in (*modules, "result files"):
         assert f"passed   {module}: " in done.stdout
     assert "Not tried without a card: launches on a card" in done.stdout

@@ -230,7 +230,7 @@ def test_fixup_follows_the_recipe():
     assert multipliers == {
         f"layer{i}.{j}.{k}_multiplier.weight" for i in (1, 2) for j in (0, 1) for k in parts
     }
-    assert all(state[key] == 1 and state[key].shape == () for key in multipliers)
+    assert all(state[key] == 1 and state[key].shape == (1,) for key in multipliers)
     # no batch norms, no biases, and the layers' names
     assert state.keys() - multipliers == {
         k for k in model.state_dict() if k.endswith("weight") and _weighted(k)

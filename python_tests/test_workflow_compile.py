@@ -201,7 +201,10 @@ def test_inductor_compiles_a_training_step_with_the_pass() -> None:
     fusing = config.pre_grad_custom_pass
     try:
         compiled = torch.compile(copy.deepcopy(model), fullgraph=True)
-        F.cross_entropy(compiled(x), labels).backward()
+        with config.patch(
+            force_disable_caches=True
+        ):  # or an earlier run's graph would be taken, the pass not run
+            F.cross_entropy(compiled(x), labels).backward()
     finally:
         zb.enable_inductor_pass(False)
     assert fusing.fused == 3

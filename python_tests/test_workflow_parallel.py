@@ -14,11 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from workflow_models import MODELS, Plain, examples, plain
+from workflow_models import CLASSES, MODELS, SHAPE, Plain, examples, plain
 
 import zbkernels as zb
 from zbkernels.checkpoint import CheckpointError
-from zbkernels.models import Network
+from zbkernels.models import Network, ResNet, build
 from zbkernels.nn.fusion.rewritten import is_fused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,6 +89,15 @@ def test_fuse_and_shard_in_either_order(first: str) -> None:
     assert type(model).__name__ == sharded.__name__ == "FSDPPlain" and not is_fused(model)
     torch.testing.assert_close(model(x), expected)
     model.unshard()  # type: ignore[operator]  # what torch put on top is still there
+
+
+@pytest.mark.usefixtures("alone")
+def test_networks_of_remove_bias_can_be_sharded() -> None:
+    """FSDP takes no parameter without dimensions."""
+    plain_net = build(ResNet("tiny", "basic", (1,), width=4), SHAPE, CLASSES, bias=True)
+    model, _ = zb.nn.remove_bias(plain_net, "fixup")
+    expected = model(x := examples(4)[0])
+    torch.testing.assert_close(parallel_program.fully_sharded_whole(model)(x), expected)
 
 
 @pytest.mark.usefixtures("alone")

@@ -95,6 +95,12 @@ def test_copies_fused_and_compiled_networks_know_what_they_are(tmp_path: Path) -
         torch.testing.assert_close(again(images()), plain(images()), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_network_is_a_sequential_to_torchscript_too() -> None:
+    model = build(SMALL, (1, 8, 8), 4, fused=False)
+    assert torch.equal(torch.jit.script(model)(images()), model(images()))
+
+
 def _sliced(model: Network) -> nn.Module:
     return model[:2]
 
@@ -289,7 +295,9 @@ def test_other_folders_are_refused_in_words(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (lambda t: t.pop("conv2.weight"), "missing: conv2.weight"),
-        (lambda t: t.update(extra=torch.zeros(1)), "unexpected: extra"),
+        (lambda t: t.update(extra=torch.zeros(1)), "unexpected: extra$"),
+        (lambda t: t.update({"a\n\x1b[2J": torch.zeros(1)}), r"unexpected: 'a\\n\\x1b\[2J'$"),
+        (lambda t: t.update({"a" * 9999: torch.zeros(1)}), "unexpected: a{160}…$"),
         (
             lambda t: t.update({"fc3.weight": torch.zeros(1, 2)}),
             r"wrong shape: fc3.weight \[1, 2\] instead of",

@@ -58,13 +58,12 @@ def resnet9() -> nn.Module:
 
 
 def fixup() -> nn.Module:
-    """With scalar multipliers. Its classifier starts at 0, which would leave most gradients 0."""
+    """With scalar multipliers. The layers that start at 0 would leave most gradients 0."""
     model = build(ResNet("tiny-fixup", "basic", (1, 1), style="fixup", width=4), SHAPE, CLASSES)
     torch.manual_seed(0)
-    with torch.no_grad():
-        for each in model.parameters():
-            if not each.any():
-                each.normal_(std=0.1)
+    for layer in model.modules():
+        if getattr(layer, "start_scale", 1.0) == 0:
+            nn.init.normal_(layer.get_parameter("weight"), std=0.1)
     return model
 
 

@@ -72,6 +72,10 @@ def models_part(machine: Machine, limit: float) -> Part:
     return run_rows("models", program("models"), limit)
 
 
+def graphs_part(machine: Machine, limit: float) -> Part:
+    return run_rows("graphs", program("graphs"), limit)
+
+
 def sanitizer_part(machine: Machine, limit: float) -> Part:
     return sanitizer(machine.found["tools"]["compute-sanitizer"], limit)
 
@@ -110,6 +114,9 @@ PARTS: dict[str, Spec] = {
         speed_part, 120, 45, "ceilings, every op against its competitors", ("speed", "report", "choices")
     ),
     "models": Spec(models_part, 50, 20, "a training step of each model", ("models",)),
+    "graphs": Spec(
+        graphs_part, 40, 10, "whole networks in CUDA graphs: inference and training steps", ("graphs", "card")
+    ),
     "sanitizer": Spec(
         sanitizer_part, 75, 25, "memcheck, racecheck, initcheck over a few samples", ("samples",)
     ),

@@ -24,7 +24,7 @@ ALL_THERE = {
     "nvcc_version": "",
 }
 ROOTS = {"torch": "torch", "zb": "zbkernels"}
-PROGRAMS = ("load", "samples", "robust", "speed", "models", "touch")
+PROGRAMS = ("load", "samples", "robust", "speed", "models", "graphs", "touch")
 
 
 def tasks(names: Sequence[str]) -> list[Task]:

@@ -51,7 +51,8 @@ def build(
             model = Network(resnet_layers(architecture, image_shape, classes, bias, fused))
         else:
             model = Network(_layers(architecture, image_shape, classes, bias, fused))
-    model.configuration = Configuration(architecture, tuple(image_shape), classes, bias, fused)
+    channels, height, width = map(int, image_shape)
+    model.configuration = Configuration(architecture, (channels, height, width), int(classes), bias, fused)
     initialise(model, seed)
     return model
 

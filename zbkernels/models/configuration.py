@@ -125,7 +125,7 @@ def _named(what: str, content: Any, names: tuple[str, ...]) -> Mapping[str, Any]
 
 def _size(what: str, value: Any) -> int:
     right = type(value) is int and 1 <= value <= _LARGEST
-    return _expect(what, value, right, f"a whole number from 1 to {_LARGEST}")  # type: ignore[no-any-return]
+    return _expect(what, value, right, f"a whole number from 1 to {_LARGEST}")
 
 
 def _shape(what: str, value: Any) -> tuple[int, int, int]:
@@ -135,11 +135,13 @@ def _shape(what: str, value: Any) -> tuple[int, int, int]:
 
 
 def _list(what: str, value: Any) -> list[Any]:
-    return _expect(what, value, isinstance(value, list), "a list")  # type: ignore[no-any-return]
+    return _expect(what, value, isinstance(value, list), "a list")
 
 
 def _text(what: str, value: Any) -> str:
-    return _expect(what, value, isinstance(value, str) and len(value) <= 200, "a short text")  # type: ignore[no-any-return]
+    return _expect(
+        what, value, isinstance(value, str) and len(value) <= 200 and value.isprintable(), "a short text"
+    )
 
 
 def _expect(what: str, value: Any, right: bool, expected: str) -> Any:

@@ -35,7 +35,11 @@ class Network(nn.Sequential):
         configuration: None for a part of a network, such as a slice.
     """
 
-    configuration: Configuration | None = None
+    def __init__(self, *layers: Any) -> None:
+        super().__init__(*layers)
+        self.configuration: Configuration | None = (
+            None  # not of the class, where TorchScript would read its type
+        )
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors`` into ``folder``, each whole or not at all.

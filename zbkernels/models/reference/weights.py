@@ -130,7 +130,13 @@ def _read(path: Path) -> Any:
 
 def _some(names: list[str]) -> str:
     more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(_shown, names[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+def _shown(name: str) -> str:
+    """A name that someone else gave, for a message of one line on a terminal."""
+    text = name if name.isprintable() else repr(name)
+    return text if len(text) <= 160 else f"{text[:160]}…"
 
 
 def _first_line(error: Exception) -> str:

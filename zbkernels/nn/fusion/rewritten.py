@@ -177,7 +177,9 @@ def _with_forward(kind: type, *, fused: bool) -> type:
     it looks for names of its own."""
     known = _kinds.get(kind)
     if known is not None:
-        kind = known()  # type: ignore[assignment]  (a base of the fused class, which keeps it)
+        base = known()
+        assert base is not None  # the fused class keeps it
+        kind = base
     elif put_on(kind):
         bases = tuple(
             _with_forward(each, fused=fused) if issubclass(each, nn.Module) else each
