@@ -161,7 +161,9 @@ def test_wheel_runs_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> N
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     python = venv / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(wheel)], check=True)
+    # pip takes what is on PYTHONPATH for installed.
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    subprocess.run([*pip, str(wheel)], check=True, env=clean)
     # torch and the other requirements come from this environment; its .pth files, and with them an editable
     # install of the package, do not.
     site = next((venv / "lib").glob("python*/site-packages"))

@@ -49,12 +49,14 @@ class Result(NamedTuple):
     failed: str
 
 
-def run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
-    """What a program prints.
+def run(*command: str, cwd: Path) -> str:
+    """What a program prints, which sees no package but its environment's: pip, too, takes what is on PYTHONPATH for
+    installed.
 
     Raises:
         RuntimeError: it failed; with the last of what it said.
     """
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
     if result.returncode:
         said = (result.stdout + result.stderr)[-4000:]
@@ -118,21 +120,20 @@ def try_one(
         "libraries": {},
     }
     counted, failed = "", ""
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     try:
         inside = environment(folder, python, wheel, torch, links)
         shutil.copytree(
             ROOT / "python_tests", folder / "python_tests", ignore=shutil.ignore_patterns("__pycache__")
         )
         shutil.copy(ROOT / "release/smoke.py", folder)
-        facts = json.loads(run(inside, "-W", "ignore", "smoke.py", cwd=folder, env=env).splitlines()[-1])
+        facts = json.loads(run(inside, "-W", "ignore", "smoke.py", cwd=folder).splitlines()[-1])
         if not Path(str(facts["folder"])).is_relative_to(folder.resolve()):
             raise RuntimeError(f"the package came from {facts['folder']}, not from the wheel")
         if facts["cuda"] and "_C_cuda.so" in {p.name for p in Path(str(facts["folder"])).glob("*.so")}:
-            run(inside, "python_tests/check_cuda_load.py", cwd=folder, env=env)
+            run(inside, "python_tests/check_cuda_load.py", cwd=folder)
         if tests:
             command = f"exec {inside} -W ignore -m pytest -q -p no:cacheprovider {tests}"
-            told = run("sh", "-c", command, cwd=folder, env=env)
+            told = run("sh", "-c", command, cwd=folder)
             counted = re.sub(r" in .*", "", told.strip().splitlines()[-1]).strip("= ")
     except RuntimeError as error:
         failed = str(error)
