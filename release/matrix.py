@@ -31,8 +31,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("2.11.0", "2.13.0", "newest")
 TESTS = (
-    "python_tests/test_ops.py -k 'test_values_against_float64 and float32 or test_opcheck and (linear_relu or nap_pack) "
-    "or test_compile or test_inductor or test_export or test_aot or test_torch_func or test_signature_ops'"
+    "python_tests/test_ops.py -k 'test_values_against_float64 and float32 or test_opcheck and (linear_relu or nap_pack)"
+    " or test_compile or test_inductor or test_export or test_aot or test_torch_func or test_signature_ops'"
 )
 NEEDED_BY_TESTS = ("pytest", "hypothesis", "mpmath")
 
