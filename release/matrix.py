@@ -88,24 +88,10 @@ def environment(folder: Path, python: str, wheel: Path, torch: str | None, links
         return inside
     run(python, "-m", "venv", str(venv), cwd=folder)
     inside = str(venv / "bin" / "python")
-    pip = [
-        inside,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-        "--cache-dir",
-        str(folder / "cache"),
-    ]
-    run(
-        *pip,
-        *(f"--find-links={link}" for link in links),
-        f"torch=={torch}",
-        str(wheel),
-        *NEEDED_BY_TESTS,
-        cwd=folder,
-    )
+    options = ["-q", "--no-compile", "--disable-pip-version-check", f"--cache-dir={folder / 'cache'}"]
+    options += [f"--find-links={link}" for link in links]
+    wanted = [f"torch=={torch}", str(wheel), *NEEDED_BY_TESTS]
+    run(inside, "-m", "pip", "install", *options, *wanted, cwd=folder)
     return inside
 
 
