@@ -218,7 +218,9 @@ def units(folder: Path) -> list[Unit]:
         match = re.fullmatch(r"(?:cuda_emulation/)?CMakeFiles/(\w+)\.dir/(.+)\.o", output)
         if match and (folder / output).exists():
             size = (folder / output).stat().st_size
-            found[output] = Unit(match[1], match[2], (int(end) - int(start)) / 1000, size)
+            found[output] = Unit(
+                match[1], match[2].removeprefix("__/__/"), (int(end) - int(start)) / 1000, size
+            )
     return list(found.values())
 
 
