@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from navigation import BELOW, NAVIGATION
+from navigation import BELOW, NAVIGATION, TITLES
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(__file__).resolve().parent
@@ -161,7 +161,7 @@ def gather(sources: Path) -> None:
                     )
                 )
             shown = [head]
-        contents.append(_contents(part, [place(page) for page in shown]))
+        contents.append(_contents(part, [_entry(page) for page in shown]))
         if part == "Knowing what happens":
             contents.append(_contents("Reference", ["api/index.rst"]))
     with (sources / place(HOME)).open("a", encoding="utf-8") as home:
@@ -169,6 +169,10 @@ def gather(sources: Path) -> None:
     _write_api(sources / "api")
     shutil.copyfile(SITE / "conf.py", sources / "conf.py")
     shutil.copytree(SITE / "_static", sources / "_static")
+
+
+def _entry(page: str) -> str:
+    return f"{TITLES[page]} <{place(page)}>" if page in TITLES else place(page)
 
 
 def _contents(caption: str | None, entries: list[str]) -> str:
