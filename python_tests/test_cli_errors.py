@@ -68,7 +68,7 @@ def test_a_wrong_command_line_is_one_line_and_2(
     said = one_line(
         result, 2
     ).lower()  # the words around a name are the parser's, which change with its release
-    assert wanted in said and "--help`" in said or line.endswith("--shapes nothing")
+    assert (wanted in said and "--help`" in said) or line.endswith("--shapes nothing")
 
 
 @pytest.mark.parametrize(
