@@ -176,7 +176,7 @@ def _entry(page: str) -> str:
 
 
 def _contents(caption: str | None, entries: list[str]) -> str:
-    options = f":caption: {caption}\n:maxdepth: 1\n" if caption else ":maxdepth: 1\n"
+    options = (f":caption: {caption}\n" if caption else "") + ":maxdepth: 1\n:titlesonly:\n"
     hidden = ":hidden:\n" if caption else ""
     return f"\n\n```{{toctree}}\n{options}{hidden}\n" + "\n".join(entries) + "\n```\n"
 
@@ -242,7 +242,7 @@ def _write_api(folder: Path) -> None:
     title = "Reference"
     text = (
         f"{title}\n{'=' * len(title)}\n\nFrom the docstrings: shapes, dtypes, errors and sources. The ops are also "
-        f"``torch.ops.zb.*``.\n\n.. toctree::\n   :maxdepth: 1\n\n{listed}\n"
+        f"``torch.ops.zb.*``.\n\n.. toctree::\n   :maxdepth: 1\n   :titlesonly:\n\n{listed}\n"
     )
     _write(folder / "index.rst", text)
 
