@@ -51,6 +51,7 @@ def test_links_are_turned_and_dead_ones_refused() -> None:
         == "[a](../results/README.md#part) `[b](nowhere.md)`"
     )
     assert turned("[a](docs/nap.md)", "README.md") == "[a](nap.md)"
+    assert turned("[`a` b](docs/nap.md)", "README.md") == "[`a` b](nap.md)"
     assert turned("[a](../bench/README.md)", "docs/measuring.md") == "[a](bench/README.md)"
     assert turned("![a](docs/results/demo.png)", "README.md") == "![a](results/demo.png)"
     assert pictures == {"docs/results/demo.png"}

@@ -25,8 +25,11 @@ from navigation import BELOW, NAVIGATION, TITLES
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(__file__).resolve().parent
 HOME = "docs/index.md"
-_LINK = re.compile(r"(?P<picture>!?)\[(?P<text>(?:[^\[\]\n]|\\.|\n(?!\n))*)\]\((?P<target>[^()\s]+)\)")
-_FENCE = re.compile(r"^(```.*?^```[^\n]*$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+# Code, which stays as it is, or a link; a link's text may hold code.
+_LINK = re.compile(
+    r"^```.*?^```[^\n]*$|(?P<picture>!?)\[(?P<text>(?:[^\[\]\n]|\\.|\n(?!\n))*)\]\((?P<target>[^()\s]+)\)|`[^`\n]+`",
+    re.DOTALL | re.MULTILINE,
+)
 _PAGES = ("*.md", "docs/**/*.md", "bench/**/*.md", "csrc/**/*.md")
 _AWAY = {"README.md": "overview.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 
@@ -114,6 +117,8 @@ def relinked(text: str, page: str, found: set[str], pictures: set[str]) -> str:
     """
 
     def turned(link: re.Match[str]) -> str:
+        if link["target"] is None:
+            return link[0]
         target, _, anchor = link["target"].partition("#")
         if not target or re.match(r"[a-z]+:", link["target"]):
             return link[0]
@@ -133,8 +138,7 @@ def relinked(text: str, page: str, found: set[str], pictures: set[str]) -> str:
             return f"![{link['text']}]({to})" if link["picture"] else f"{{download}}`{link['text']} <{to}>`"
         return link["text"] if where in link["text"] else f"{link['text']} (`{where}`)"
 
-    pieces = _FENCE.split(text)  # code stays as it is
-    return "".join(piece if i % 2 else _LINK.sub(turned, piece) for i, piece in enumerate(pieces))
+    return _LINK.sub(turned, text)
 
 
 def gather(sources: Path) -> None:
