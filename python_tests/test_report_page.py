@@ -144,6 +144,9 @@ def test_runs_that_are_not_whole_are_shown_as_such(tmp_path: Path, monkeypatch: 
     told(monkeypatch)
     finished(tmp_path / "good")
     cut_off(tmp_path / "half")
+    assert (read(tmp_path / "half").name, read(tmp_path / "half").preset) == ("half", "")
+    named = read(cut_off(tmp_path.parent / f"{tmp_path.name}-other/table1-mnist-smoke"))
+    assert (named.name, named.preset, named.state) == ("table1-mnist", "smoke", "unfinished")
     (tmp_path / "timed").mkdir()
     row = {"form": "fused", "label": "fused layers", "seconds": 1.25, "cpu": 2.0, "kernel": "cpu"}
     about = {"images": 60000, "batch_size": 512, "turn": 20, "threads": 1, "device": "cpu", "torch": "2.13.0"}

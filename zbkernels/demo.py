@@ -41,6 +41,7 @@ def main(out: Path, seed: int, console: Console) -> None:
         f"{len(data.test)} test images, network {ARCHITECTURE}",
         highlight=False,
     )
+    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is better known before the training
     models = {label: _train(label, bias, data, seed, console) for label, bias in NETWORKS.items()}
     sweeps = {label: sweep(model, data.test) for label, model in models.items()}
     zero = {label: zero_image_probabilities(model, data.image_shape) for label, model in models.items()}

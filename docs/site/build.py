@@ -20,13 +20,16 @@ from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from navigation import BELOW, NAVIGATION
+from navigation import BELOW, NAVIGATION, TITLES
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(__file__).resolve().parent
 HOME = "docs/index.md"
-_LINK = re.compile(r"(?P<picture>!?)\[(?P<text>(?:[^\[\]\n]|\\.|\n(?!\n))*)\]\((?P<target>[^()\s]+)\)")
-_FENCE = re.compile(r"^(```.*?^```[^\n]*$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+# Code, which stays as it is, or a link; a link's text may hold code.
+_LINK = re.compile(
+    r"^```.*?^```[^\n]*$|(?P<picture>!?)\[(?P<text>(?:[^\[\]\n]|\\.|\n(?!\n))*)\]\((?P<target>[^()\s]+)\)|`[^`\n]+`",
+    re.DOTALL | re.MULTILINE,
+)
 _PAGES = ("*.md", "docs/**/*.md", "bench/**/*.md", "csrc/**/*.md")
 _AWAY = {"README.md": "overview.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 
@@ -114,6 +117,8 @@ def relinked(text: str, page: str, found: set[str], pictures: set[str]) -> str:
     """
 
     def turned(link: re.Match[str]) -> str:
+        if link["target"] is None:
+            return link[0]
         target, _, anchor = link["target"].partition("#")
         if not target or re.match(r"[a-z]+:", link["target"]):
             return link[0]
@@ -133,8 +138,7 @@ def relinked(text: str, page: str, found: set[str], pictures: set[str]) -> str:
             return f"![{link['text']}]({to})" if link["picture"] else f"{{download}}`{link['text']} <{to}>`"
         return link["text"] if where in link["text"] else f"{link['text']} (`{where}`)"
 
-    pieces = _FENCE.split(text)  # code stays as it is
-    return "".join(piece if i % 2 else _LINK.sub(turned, piece) for i, piece in enumerate(pieces))
+    return _LINK.sub(turned, text)
 
 
 def gather(sources: Path) -> None:
@@ -161,7 +165,7 @@ def gather(sources: Path) -> None:
                     )
                 )
             shown = [head]
-        contents.append(_contents(part, [place(page) for page in shown]))
+        contents.append(_contents(part, [_entry(page) for page in shown]))
         if part == "Knowing what happens":
             contents.append(_contents("Reference", ["api/index.rst"]))
     with (sources / place(HOME)).open("a", encoding="utf-8") as home:
@@ -171,8 +175,12 @@ def gather(sources: Path) -> None:
     shutil.copytree(SITE / "_static", sources / "_static")
 
 
+def _entry(page: str) -> str:
+    return f"{TITLES[page]} <{place(page)}>" if page in TITLES else place(page)
+
+
 def _contents(caption: str | None, entries: list[str]) -> str:
-    options = f":caption: {caption}\n:maxdepth: 1\n" if caption else ":maxdepth: 1\n"
+    options = (f":caption: {caption}\n" if caption else "") + ":maxdepth: 1\n:titlesonly:\n"
     hidden = ":hidden:\n" if caption else ""
     return f"\n\n```{{toctree}}\n{options}{hidden}\n" + "\n".join(entries) + "\n```\n"
 
@@ -238,7 +246,7 @@ def _write_api(folder: Path) -> None:
     title = "Reference"
     text = (
         f"{title}\n{'=' * len(title)}\n\nFrom the docstrings: shapes, dtypes, errors and sources. The ops are also "
-        f"``torch.ops.zb.*``.\n\n.. toctree::\n   :maxdepth: 1\n\n{listed}\n"
+        f"``torch.ops.zb.*``.\n\n.. toctree::\n   :maxdepth: 1\n   :titlesonly:\n\n{listed}\n"
     )
     _write(folder / "index.rst", text)
 

@@ -16,14 +16,14 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 root_doc = "index"
 highlight_language = "none"
+smartquotes = False
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
-suppress_warnings = ["myst.header"]  # reports of runs begin below their title where they have one part only
+suppress_warnings = ["myst.header"]  # a report of a run may skip a level of headings
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

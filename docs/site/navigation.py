@@ -43,3 +43,5 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
 }
 # Pages that another one has as its own list, not the contents at the side.
 BELOW = {"Results": "docs/results/README.md", "Benchmarks": "bench/README.md"}
+# What the contents call a page whose title says too little beside the others.
+TITLES = {"README.md": "Overview"}

@@ -115,6 +115,7 @@ def page(runs: Sequence[Run], made: float | None = None) -> str:
     style, script = (_source(environment, name) for name in ("page.css", "page.js"))
     return environment.get_template("page.html.jinja").render(
         shown=shown,
+        same=Counter(run.name for run in ordered),
         totals=totals,
         tested=sum(totals[kind] for kind in _ORDER if kind != "untested"),
         hold=totals["holds"] + totals["within"],
@@ -150,7 +151,7 @@ def _shown(run: Run, used: Counter[str]) -> _Shown:
             continue
         shown.figures.append(_Figure(path.name, picture, _alt(shown, path)))
     if run.state == FINISHED and not run.figures:
-        run.notes.append("There is no figure.png; `zb report` draws it where matplotlib is installed.")
+        run.notes.append("There is no figure.png; “zb report” draws it where matplotlib is installed.")
     return shown
 
 

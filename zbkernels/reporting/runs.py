@@ -142,10 +142,10 @@ def _read_cut_off(run: Run, timing: dict[str, Any]) -> None:
     done = sum(unit.done == "finished" for unit in run.units)
     if run.units:
         run.notes.append(
-            f"Not finished: {done} of the {len(run.units)} units begun are done. The same `zb run` goes on."
+            f"Not finished: {done} of the {len(run.units)} units begun are done. The same “zb run” goes on."
         )
     else:
-        run.notes.append("Not finished: there are no metrics. The same `zb run` goes on.")
+        run.notes.append("Not finished: there are no metrics. The same “zb run” goes on.")
 
 
 def _how_far(run: Run, unit: Path) -> str:
@@ -166,6 +166,10 @@ def _describe(run: Run, name: str) -> None:
     """Title, source and figure's description of the experiment ``name``, where there is one of that name."""
     from zbkernels.experiments import EXPERIMENTS, get
 
+    if not name:  # a run that was cut off has no file yet that says it, but a folder of its own: NAME-PRESET
+        folder = run.name
+        name = max((each for each in EXPERIMENTS if folder.startswith(f"{each}-")), key=len, default="")
+        run.preset = folder[len(name) + 1 :] if name else ""
     if not name:
         return
     run.name = name
