@@ -29,7 +29,7 @@ def gradients(
 @pytest.mark.parametrize("backend", ("cpu", "reference"))
 @pytest.mark.parametrize("weight_strides", ((2, 1, 1, 1), (2, 1, 2, 2)), ids=str)
 @pytest.mark.parametrize("layout", (torch.contiguous_format, torch.channels_last), ids=str)
-def test_gradients_of_a_1x1_filter_with_a_stride(
+def test_gradients_of_a_1x1_filter_with_two_strides(
     backend: str, weight_strides: tuple[int, ...], layout: torch.memory_format
 ) -> None:
     """In channels_last torch writes past the gradient of the weight, and the process dies a little later."""

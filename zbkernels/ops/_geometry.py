@@ -243,10 +243,10 @@ def adjoint_operands(
     """[N, ...] tensors as torch's convolution_backward is safe with, with the very strides of their memory format.
 
     torch 2.13 fails on some that count as channels_last but for a dimension of one, and takes others for what they
-    are not where there are groups (a wrong gradient of the weight). In channels_last that of a 1x1 weight with a
-    stride is written past its end.
+    are not where there are groups (a wrong gradient of the weight). In channels_last that of a 1x1 weight whose two
+    strides differ is written past its end.
     """
-    pixels = tuple(weight.shape[2:]) == (1, 1) and tuple(stride) != (1, 1)
+    pixels = tuple(weight.shape[2:]) == (1, 1) and stride[0] != stride[1]
     return _plainly_strided(grad, pixels), _plainly_strided(x, pixels), _plainly_strided(weight, pixels)
 
 

@@ -198,8 +198,8 @@ Tensor gradient_of_map(const BackwardArgs& a) {
 std::tuple<Tensor, Tensor> backward_dense(const BackwardArgs& a) {
   const Problem& p = a.p;
   // torch 2.13 gives a wrong gradient of a grouped weight where the stride of a single image is not what its
-  // format has; and in channels_last it writes past the gradient of a 1x1 weight with a stride.
-  const bool pixels = p.R == 1 && p.S == 1 && (p.stride[0] != 1 || p.stride[1] != 1);
+  // format has; and in channels_last it writes past that of a 1x1 weight whose two strides differ.
+  const bool pixels = p.R == 1 && p.S == 1 && p.stride[0] != p.stride[1];
   const bool plain = p.groups > 1 || pixels;
   const Tensor map = gradient_of_map(a), grad_pre = pixels ? in_format(map, false) : map;
   const Tensor x = plain ? in_format(a.x, p.x_channels_last && !pixels) : a.x;
