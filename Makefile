@@ -6,6 +6,8 @@
 # make memory-table  peak memory of training steps beside eager's: bench/results/memory-cpu.md
 # make fuse-table  what fuse gains on well-known networks: bench/results/fuse-architectures.md
 # make sweep    bench/results/sweep.md anew: sizes that cost more an operation than those next to them
+# make faults KILLS=200 SEED=0  kills runs, recordings and index saves at random moments: nothing may be lost
+# make hostile COUNT=100 SEED=0   reads damaged and forged files of every format
 # make lint | typecheck | format | bench | check-cuda-load | clean
 #
 # PYTHON=python3.12 picks the interpreter of .venv; else the first found that is 3.10 or newer.
@@ -31,7 +33,7 @@ TEST_WORKERS ?= 2
 DEMO_CUDA := ZBKERNELS_CUDA="$${ZBKERNELS_CUDA-$$(nvidia-smi -L 2>/dev/null | grep -q GPU && echo 1 || echo 0)}"
 CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
 
-.PHONY: demo test lint typecheck format build bench ptxas triton-table accuracy-table memory-table fuse-table sweep check-cuda-load clean \
+.PHONY: demo test lint typecheck format build bench ptxas triton-table accuracy-table memory-table fuse-table sweep faults hostile check-cuda-load clean \
         pytest-main pytest-triton-interpret pytest-triton-aot
 
 # --- environment: each step leaves a file in .venv and is not redone while that is newer ------------------------
@@ -136,6 +138,15 @@ fuse-table: build
 sweep: build
 	$(PY) bench/sweep.py
 	$(PY) bench/sweep.py --mode train
+
+KILLS ?= 200
+COUNT ?= 100
+SEED ?= 0
+faults: build
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(PY) python_tests/kills.py --kills $(KILLS) --seed $(SEED)
+
+hostile: build
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(PY) python_tests/hostile.py --count $(COUNT) --seed $(SEED)
 
 # That _C_cuda loads in a CUDA build of torch and registers its kernels: needs no GPU, but a download of 5 GB.
 CUDA_VENV ?= build/cuda-venv
