@@ -262,6 +262,10 @@ def prepare() -> None:
     for module in (*experiments.EXPERIMENTS.values(), "matplotlib.pyplot", "sklearn.datasets", "scipy.stats"):
         importlib.import_module(module)
     torch.set_num_threads(1)
+    add_tiny_preset()
+
+
+def add_tiny_preset() -> None:
     presets = {**table1_mnist.EXPERIMENT.presets, TINY: PRESET}
     table1_mnist.EXPERIMENT = dataclasses.replace(table1_mnist.EXPERIMENT, presets=presets)
 

@@ -94,7 +94,7 @@ def _environment() -> dict[str, str]:
 _RUN_TINY = """
 import signal, sys, kills
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
-kills.prepare()
+kills.add_tiny_preset()
 sys.argv = ["zb", "run", "table1-mnist", "--preset", kills.TINY, "--out", sys.argv[1]]
 from zbkernels.cli import main
 main()
@@ -134,6 +134,9 @@ def test_an_interrupt_before_a_command_begins_is_one_line(
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert (ended.value.code, capsys.readouterr().err) == (code, "zb: stopped\n")
+    monkeypatch.undo()
+    monkeypatch.setattr("zbkernels.experiments.get", Mock(side_effect=KeyboardInterrupt))
+    assert zb("list") == (130, "zb: stopped")  # and while a command imports what it needs
 
 
 def forked(work: Callable[[], None]) -> int:

@@ -18,8 +18,20 @@ from zbkernels import stopping
 from zbkernels._version import __version__
 from zbkernels.nap import command as nap_command
 
+
+class _Stoppable(typer.core.TyperGroup):
+    """Ctrl-C and SIGTERM end any command with one line, while it imports what it needs, too."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            _fail("stopped", stopping.exit_code(stop))
+
+
 app = typer.Typer(
     name="zb",
+    cls=_Stoppable,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
