@@ -10,6 +10,8 @@
 # make wheels   the wheels of a release for the interpreter of .venv, checked, in dist/
 # make fuzz MINUTES=10 SEED=0  random problems for every op on every backend against float64; failures in out/fuzz
 # make sweep    bench/results/sweep.md anew: sizes that cost more an operation than those next to them
+# make faults KILLS=200 SEED=0  kills runs, recordings and index saves at random moments: nothing may be lost
+# make hostile COUNT=100 SEED=0   reads damaged and forged files of every format
 # make lint | typecheck | format | bench | check-cuda-load | clean
 #
 # PYTHON=python3.12 picks the interpreter of .venv; else the first found that is 3.10 or newer.
@@ -37,7 +39,7 @@ CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*
 
 .PHONY: demo test lint typecheck format build bench docs ptxas triton-table accuracy-table memory-table fuse-table cost-table wheels sweep \
         check-cuda-load clean \
-        fuzz fuzz-slice pytest-main pytest-triton-interpret pytest-triton-aot
+        fuzz fuzz-slice faults hostile pytest-main pytest-triton-interpret pytest-triton-aot
 
 # --- environment: each step leaves a file in .venv and is not redone while that is newer ------------------------
 
@@ -164,6 +166,15 @@ wheels: $(VENV)/for-test
 sweep: build
 	$(PY) bench/sweep.py
 	$(PY) bench/sweep.py --mode train
+
+KILLS ?= 200
+COUNT ?= 100
+SEED ?= 0
+faults: build
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(PY) python_tests/kills.py --kills $(KILLS) --seed $(SEED)
+
+hostile: build
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(PY) python_tests/hostile.py --count $(COUNT) --seed $(SEED)
 
 # That _C_cuda loads in a CUDA build of torch and registers its kernels: needs no GPU, but a download of 5 GB.
 CUDA_VENV ?= build/cuda-venv

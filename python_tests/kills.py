@@ -9,6 +9,7 @@ this process, which has everything imported: most of a command's time would be i
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import os
@@ -27,12 +28,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from zbkernels import experiments
+from zbkernels.experiments import Preset, table1_mnist
 from zbkernels.files import read_json, read_sealed_json
 from zbkernels.nap import NapIndex, Recording, record, recording
 from zbkernels.tensor_file import load_tensors
 
 # What differs between two runs that do the same: times, and when.
 TIMES = {"seconds", "train_seconds", "started", "timing", "milliseconds"}
+TINY = "tiny"  # a preset of table1-mnist that takes little more than its checkpoints do
+PRESET = Preset("", "digits", epochs=6, batch_size=50, seeds=(0,), train_images=150, test_images=50)
 KILLS_A_ROUND = 6  # then the command is left to end
 
 
@@ -147,8 +152,8 @@ def _bytes(folder: Path) -> dict[str, Any]:
 
 
 JOBS: dict[str, Job] = {
-    "table1-mnist, checkpoints": zb_run("table1-mnist", "--preset", "smoke", "--seeds", "0,1"),
-    "regions, watched training": zb_run("regions", "--preset", "smoke"),
+    "table1-mnist, checkpoints": zb_run("table1-mnist", "--preset", TINY),
+    "loss-curves, of the same": zb_run("loss-curves", "--preset", "smoke"),
     "dual-activations, a sweep": zb_run("dual-activations", "--preset", "smoke"),
     "trained-kernels, a sweep": zb_run("trained-kernels", "--preset", "smoke"),
     "recording": Job(_record, _look_at_recording, _bytes),
@@ -206,8 +211,8 @@ def run(name: str, kills: int, seed: int, work: Path, say: Callable[[str], None]
             before = here = 0
     shutil.rmtree(whole)
     say(
-        f"{name}: {tally.kills} kills, {tally.within} with something done, {tally.rounds} runs ended and equal; an uncut "
-        f"one takes {tally.seconds:.1f} s"
+        f"{name}: {tally.kills} kills, {tally.within} with something done, {tally.rounds} runs ended and equal; uncut "
+        f"it takes {tally.seconds:.1f} s"
     )
     return tally
 
@@ -252,16 +257,17 @@ def _run(job: Job, folder: Path, said: Path, wait: float) -> int:
 
 def prepare() -> None:
     """Import what jobs need, and leave them one thread: a fork has the memory of its parent, not its threads."""
-    for module in (
-        "cli",
-        "experiments.runner",
-        "experiments.table1_mnist",
-        "tuning",
-        "nap.sources",
-        "report",
-    ):
+    for module in ("cli", "experiments.runner", "tuning", "nap.sources", "report"):
         importlib.import_module(f"zbkernels.{module}")
+    for module in (*experiments.EXPERIMENTS.values(), "matplotlib.pyplot", "sklearn.datasets", "scipy.stats"):
+        importlib.import_module(module)
     torch.set_num_threads(1)
+    add_tiny_preset()
+
+
+def add_tiny_preset() -> None:
+    presets = {**table1_mnist.EXPERIMENT.presets, TINY: PRESET}
+    table1_mnist.EXPERIMENT = dataclasses.replace(table1_mnist.EXPERIMENT, presets=presets)
 
 
 def main() -> None:

@@ -38,8 +38,7 @@ def locked(path: Path, *, keep: bool = False) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = _acquired(path)
     try:
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())
+        _sign(path, handle)
         yield
     finally:
         try:
@@ -47,6 +46,15 @@ def locked(path: Path, *, keep: bool = False) -> Iterator[None]:
                 path.unlink(missing_ok=True)  # while it is held: who waits for it looks again
         finally:
             os.close(handle)
+
+
+def _sign(path: Path, handle: int) -> None:
+    try:
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())
+    except OSError as error:  # a full disk tells no name
+        error.filename = str(path)
+        raise
 
 
 def _acquired(path: Path) -> int:

@@ -39,7 +39,8 @@ class Engine:
                 not shown.
 
         Raises:
-            ExperimentError: Ray is not installed, or no cluster answers at the address.
+            ExperimentError: Ray is not installed, no cluster answers at the address, or a worker was killed, again
+                and again.
             Whatever ``work`` raises.
         """
         if self.name == IN_PROCESS:
@@ -88,6 +89,14 @@ class Engine:
                     yield item, ray.get(done[0])
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from error
+                except (
+                    ray.exceptions.RayError
+                ) as error:  # its worker was killed, more often than Ray tries again
+                    reason = str(error).strip().splitlines()[0]
+                    raise ExperimentError(
+                        f"--engine ray: the worker of {item} has ended ({reason}); what is finished is kept, and the "
+                        "same command goes on from there"
+                    ) from error
         finally:
             if own:
                 ray.shutdown()
