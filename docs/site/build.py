@@ -30,7 +30,7 @@ _LINK = re.compile(
     r"^```.*?^```[^\n]*$|(?P<picture>!?)\[(?P<text>(?:[^\[\]\n]|\\.|\n(?!\n))*)\]\((?P<target>[^()\s]+)\)|`[^`\n]+`",
     re.DOTALL | re.MULTILINE,
 )
-_PAGES = ("*.md", "docs/**/*.md", "bench/**/*.md", "csrc/**/*.md")
+_PAGES = ("*.md", "docs/**/*.md", "bench/**/*.md", "csrc/**/*.md", "examples/**/*.md")
 _AWAY = {"README.md": "overview.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 
 # Module -> the names to show, or None for its __all__. Later modules do not show again what an earlier one has.

@@ -14,6 +14,8 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/invariance.md",
         "docs/nap.md",
         "docs/from-neural-tangents.md",
+        "examples/README.md",
+        "examples/*/README.md",
     ),
     "Knowing what happens": (
         "docs/which-kernel.md",
@@ -21,6 +23,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/tuning.md",
         "docs/limits.md",
         "docs/robustness.md",
+        "docs/robustness-faults.md",
         "docs/cost.md",
     ),
     "Papers": (
