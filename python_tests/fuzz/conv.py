@@ -384,7 +384,7 @@ def _pattern(
         width = g.window().bit_length()
         flat = unpack_last(found, y[0].numel() * width if y.dim() == 4 else y.numel() * width)
         digits = flat.view(*y.shape, width).long()
-        number = (digits << torch.arange(width)).sum(-1)
+        number = (digits << torch.arange(width, device=y.device)).sum(-1)
         position, dead = number - 1, number == 0
     else:
         number = found.long()
@@ -400,8 +400,14 @@ def _pattern(
         return f"{what}: 0 where the value returned is above 0, or the reverse"
     # What stands at the winner's place must be the largest of its window, or near it.
     p, q = y.shape[-2:]
-    row = torch.arange(p)[:, None] * g.pool_stride[0] - g.pool_padding[0] + position // g.pool_kernel[1]
-    column = torch.arange(q) * g.pool_stride[1] - g.pool_padding[1] + position % g.pool_kernel[1]
+    row = (
+        torch.arange(p, device=y.device)[:, None] * g.pool_stride[0]
+        - g.pool_padding[0]
+        + position // g.pool_kernel[1]
+    )
+    column = (
+        torch.arange(q, device=y.device) * g.pool_stride[1] - g.pool_padding[1] + position % g.pool_kernel[1]
+    )
     h, v = pre.shape[-2:]
     outside = ~dead & ((row < 0) | (row >= h) | (column < 0) | (column >= v))
     if outside.any():

@@ -191,7 +191,7 @@ def _against_reference(
     if torch.finfo(args[0].dtype).eps ** 0.5 <= unit:
         return None
     g = torch.Generator().manual_seed(5)
-    grad = torch.randn(got.shape, generator=g, dtype=got.dtype)
+    grad = torch.randn(got.shape, generator=g, dtype=got.dtype).to(got.device)
     results = []
     for f, given in ((public, args), (reference, args), (reference, wide)):
         leaves = [a.detach().requires_grad_() for a in given]
@@ -213,7 +213,7 @@ def _solve(p: Problem, x: torch.Tensor, dtype: torch.dtype, data: int) -> str | 
     judge.noted()
     options.pop("shift")
     K = OPS["dual_gram"].reference(x.double(), x.double(), **options)
-    K = K + shift * torch.eye(len(K), dtype=K.dtype)
+    K = K + shift * torch.eye(len(K), dtype=K.dtype, device=K.device)
     residual = (K @ got.double() - y.double()).norm(dim=0)
     eps = torch.finfo(dtype).eps
     allowed = 1e-6 * y.double().norm(dim=0) + 4 * eps * K.norm() * got.double().norm(dim=0)

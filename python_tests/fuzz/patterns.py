@@ -67,7 +67,7 @@ def smaller(p: Problem) -> list[Problem]:
 
 def bits_of(sig: torch.Tensor) -> Any:
     """uint8 [N, 64 W] by NumPy, the lowest bit of a word first."""
-    octets = np.ascontiguousarray(sig.numpy()).view(np.uint8).reshape(sig.shape[0], 8 * sig.shape[1])
+    octets = np.ascontiguousarray(sig.cpu().numpy()).view(np.uint8).reshape(sig.shape[0], 8 * sig.shape[1])
     return np.unpackbits(octets, axis=1, bitorder="little")
 
 
@@ -97,7 +97,7 @@ def _check(p: Problem, data: int) -> str | None:
         dtype = DTYPES.get(p["dtype"], torch.float32)
         x = make(p["x"], dtype, data, special=p["special"])
         x = x > 0 if p["dtype"] == "bool" else x
-        on = (x.double() > 0).flatten(1).numpy()
+        on = (x.double() > 0).flatten(1).cpu().numpy()
         got = zb.nap_pack(x)
         if got.dtype != torch.int64 or list(got.shape) != [on.shape[0], (on.shape[1] + 63) // 64]:
             return f"{got.dtype} {list(got.shape)}"
@@ -107,14 +107,14 @@ def _check(p: Problem, data: int) -> str | None:
     sig = words(p["sig"], data, p["values"])
     if op == "nap_unpack":
         want = torch.from_numpy(bits_of(sig)[:, : p["F"]].astype(bool))
-        return judge.same(op, zb.nap_unpack(sig, p["F"]), want)
+        return judge.same(op, zb.nap_unpack(sig, p["F"]).cpu(), want)
     if op == "nap_frequency":
         want = torch.from_numpy(bits_of(sig).sum(0, dtype=np.int64)[: p["F"]])
-        return judge.same(op, zb.nap_frequency(sig, p["F"]), want)
+        return judge.same(op, zb.nap_frequency(sig, p["F"]).cpu(), want)
     if op == "nap_hash":
         rows = [[w & _ALL for w in row] for row in sig.tolist()]
         want = torch.tensor([hashed(row) for row in rows], dtype=torch.int64).view(len(rows), 2)
-        return judge.same(op, zb.nap_hash(sig), want)
+        return judge.same(op, zb.nap_hash(sig).cpu(), want)
     if op == "nap_group":
         return _group(sig)
     b = words(p["b"], data + (1 if data % 3 else 0), p["values"])
@@ -122,8 +122,8 @@ def _check(p: Problem, data: int) -> str | None:
     table = mine.sum(1)[:, None] + other.sum(1)[None] - 2 * (mine @ other.T)
     distances = torch.from_numpy(table.astype(np.int32))
     if op == "nap_hamming":
-        return judge.same(op, zb.nap_hamming(sig, b), distances)
-    near, ids = zb.nap_topk(sig, b, p["k"])
+        return judge.same(op, zb.nap_hamming(sig, b).cpu(), distances)
+    near, ids = (t.cpu() for t in zb.nap_topk(sig, b, p["k"]))
     order = torch.from_numpy(np.argsort(table, axis=1, kind="stable")[:, : p["k"]].astype(np.int64))
     return judge.same("rows", ids, order) or judge.same("distances", near, distances.gather(1, order))
 
@@ -139,5 +139,5 @@ def _group(sig: torch.Tensor) -> str | None:
         ids.append(number[row])
         counts[number[row]] += 1
     wanted = (torch.tensor(t, dtype=torch.int64) for t in (ids, first, counts))
-    found = zip(("ids", "first", "counts"), zb.nap_group(sig), wanted, strict=True)
+    found = zip(("ids", "first", "counts"), [t.cpu() for t in zb.nap_group(sig)], wanted, strict=True)
     return next((fault for fault in (judge.same(*each) for each in found) if fault), None)

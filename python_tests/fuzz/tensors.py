@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from typing import Any
 
 import torch
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
+DEVICE = os.environ.get("FUZZ_DEVICE", "cpu")  # of a process that checks problems; see ways.py
 Spec = dict[str, Any]  # of a tensor: "shape", and what of "order", "steps", ... differs from a plain one
 
 KINDS = ("plain", "channels_last", "permuted", "sliced", "expanded", "offset", "flipped", "negated")
@@ -60,7 +62,7 @@ def laid_out(values: torch.Tensor, spec: Spec) -> torch.Tensor:
     around: Any = torch.nan if values.is_floating_point() else 0x5A5A5A5A5A5A5A5A
     if values.dtype == torch.bool:
         around = True
-    flat = torch.full((offset + math.prod(base) + 7,), around, dtype=values.dtype)[offset:]
+    flat = torch.full((offset + math.prod(base) + 7,), around, dtype=values.dtype, device=DEVICE)[offset:]
     t = flat[: math.prod(base)].view([base[d] for d in order]).permute([order.index(d) for d in range(dims)])
     for d in range(dims):
         if d in expanded:

@@ -59,6 +59,9 @@ def ways() -> dict[str, Way]:
         )
     except ImportError:
         pass
+    if torch.cuda.is_available():
+        card = (("FUZZ_DEVICE", "cuda"),)
+        found += [Way(name, name, 6, "card", card) for name in ("cuda", "triton")]
     return {way.name: way for way in found}
 
 
