@@ -184,7 +184,7 @@ def longest_file(size: int) -> Iterator[None]:
 def test_files_that_cannot_be_written_leave_a_run_that_goes_on(tmp_path: Path, uncut: dict[str, Any]) -> None:
     """From nothing at all, over settings, checkpoints and models, to tables and figures."""
     failed = set()
-    for size in (0, 600, 3000, 30_000):
+    for size in (0, 100, 600, 3000, 30_000):
         with longest_file(size):
             code, line = zb("run", "table1-mnist", "--preset", kills.TINY, "--out", tmp_path)
         if code:
