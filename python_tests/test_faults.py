@@ -184,7 +184,7 @@ def longest_file(size: int) -> Iterator[None]:
 def test_files_that_cannot_be_written_leave_a_run_that_goes_on(tmp_path: Path, uncut: dict[str, Any]) -> None:
     """From nothing at all, over settings, checkpoints and models, to tables and figures."""
     failed = set()
-    for size in (0, 600, 3000, 30_000):
+    for size in (0, 100, 600, 3000, 30_000):
         with longest_file(size):
             code, line = zb("run", "table1-mnist", "--preset", kills.TINY, "--out", tmp_path)
         if code:
@@ -508,8 +508,11 @@ def test_a_ray_worker_that_is_killed_ends_the_sweep_with_a_line(
         settings, kills.PRESET, tmp_path, None, torch.device("cpu"), Progress(Console(quiet=True))
     )
     (tmp_path / "die").touch()
-    with pytest.raises(ExperimentError, match=r"the worker of a has ended .*same command goes on"):
+    with pytest.raises(ExperimentError) as caught:
         list(Engine(RAY).map(context, _dies_while_told_to, ["a"]))
+    if "Ray did not start" in str(caught.value):
+        pytest.skip(f"the machine is too busy for Ray: {caught.value}")
+    assert re.search(r"the worker of a has ended .*same command goes on", str(caught.value))
     (tmp_path / "die").unlink()
     assert list(Engine(RAY).map(context, _dies_while_told_to, ["a"])) == [("a", {"item": "a"})]
 

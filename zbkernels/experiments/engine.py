@@ -39,8 +39,8 @@ class Engine:
                 not shown.
 
         Raises:
-            ExperimentError: Ray is not installed, no cluster answers at the address, or a worker was killed, again
-                and again.
+            ExperimentError: Ray is not installed or does not start, no cluster answers at the address, or a worker was
+                killed, again and again.
             Whatever ``work`` raises.
         """
         if self.name == IN_PROCESS:
@@ -72,9 +72,10 @@ class Engine:
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                 )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ExperimentError(f"--engine ray: no cluster at {self.address}: {reason}") from error
+        except Exception as error:  # of no class of its own where Ray's processes don't answer in time
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            what = "Ray did not start" if self.address is None else f"no cluster at {self.address}"
+            raise ExperimentError(f"--engine ray: {what}: {reason}") from error
         try:
             cuda = context.device.type == "cuda"
             there = ray.remote(num_cpus=1, num_gpus=1 if cuda else 0)(_on_worker)

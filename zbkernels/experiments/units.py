@@ -1,7 +1,8 @@
 """One unit of an experiment's work: a network, trained and measured in a folder of its own, ``units/<name>``.
 
-Units are trained, cut off, resumed and kept independently of each other; several processes may work on different
-units of one run. A finished unit's folder holds ``settings.json``, ``model.safetensors`` and ``result.json``.
+Units are trained, cut off, resumed and kept independently of each other; several processes, such as Ray's workers, may
+work on different units of one run. A finished unit's folder holds ``settings.json``, ``model.safetensors`` and
+``result.json``.
 Where torchrun started the run, its ranks train and measure each unit together; rank 0 alone holds the lock, looks at
 the folder and writes.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import zipfile
 from pathlib import Path
@@ -48,7 +49,14 @@ def load_exported(path: Path) -> nn.Module:
         ValueError: it holds more than tensors and a graph of known operators; the message names the first such thing.
         OSError, zipfile.BadZipFile, and what else torch raises: it is broken.
     """
-    return torch.export.load(io.BytesIO(_looked_through(path))).module()
+    content = io.BytesIO(_looked_through(path))
+    log = logging.getLogger("torch.export")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it writes a page about what it then raises
+    try:
+        return torch.export.load(content).module()
+    finally:
+        log.setLevel(level)
 
 
 def _looked_through(path: Path) -> bytes:
