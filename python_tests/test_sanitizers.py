@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not all(map(libraries, KINDS)), reason=MISSING),
 ]
 PARTS = {"asan": ("samples", "index"), "tsan": ("threads", "index")}
-FAULTS = {"asan": ("overflow", "heap-buffer-overflow"), "tsan": ("race", "data race")}
+FAULTS = {"asan": ("overflow", "AddressSanitizer"), "tsan": ("race", "data race")}
 
 
 @pytest.fixture(scope="module")
