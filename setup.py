@@ -35,7 +35,11 @@ ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 11)
 WHEEL_ARCHS = ("80-real", "86-real", "89-real", "90a-real", "100-real", "120")
 DEFAULT_ARCH = "90a-real"
-EMULATED = ("_C_emulated", "_C_emulated_asan", "_C_emulated_tsan")  # only ever in a source tree
+# Only ever in a source tree, by their folder in the build.
+FOR_TESTS = {
+    "cuda_emulation": ("_C_emulated.so", "_C_emulated_asan.so", "_C_emulated_tsan.so"),
+    "sanitizers": ("_C_cpu_asan.so", "_C_cpu_tsan.so", "_host_asan{suffix}", "_host_tsan{suffix}"),
+}
 
 
 def say(text: str) -> None:
@@ -216,9 +220,9 @@ def cmake_build(for_wheel: bool) -> list[Path]:
     ninja_targets = output_of(ninja, "-C", str(build_dir), "-t", "targets", "all")
     has_cuda = "_C_cuda.so" in ninja_targets
     names = ["_C_cpu.so", *(["_C_cuda.so"] if has_cuda else []), "_host" + options["ZB_EXT_SUFFIX"]]
-    emulated = build_dir / "cuda_emulation"
-    built = [emulated / f"{name}.so" for name in EMULATED if options["ZB_EMULATION"] == "ON"]
-    return [build_dir / name for name in names] + built
+    for_tests = FOR_TESTS.items() if options["ZB_EMULATION"] == "ON" else ()
+    names += [f"{folder}/{name}" for folder, some in for_tests for name in some]
+    return [build_dir / name.format(suffix=options["ZB_EXT_SUFFIX"]) for name in names]
 
 
 def install_file(source: Path, target: Path) -> None:

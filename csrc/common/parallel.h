@@ -12,9 +12,35 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+#if defined(ZB_OWN_THREADS)
+#include <thread>
+#include <vector>
+#endif
 
 namespace zb {
 
+#if defined(ZB_OWN_THREADS)
+// For ThreadSanitizer, which does not see the barriers of torch's pool: that one is not instrumented.
+inline int64_t thread_count() { return 3; }
+
+template <class Body>
+void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
+  thread_local bool within = false;
+  const int64_t most = (end - begin + std::max<int64_t>(grain, 1) - 1) / std::max<int64_t>(grain, 1);
+  const int64_t parts = within ? 1 : std::min(thread_count(), most);
+  if (parts == 1) body(begin, end);
+  if (parts <= 1) return;
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < parts; ++i) {
+    const int64_t from = begin + (end - begin) * i / parts, to = begin + (end - begin) * (i + 1) / parts;
+    threads.emplace_back([&body, from, to] {
+      within = true;
+      body(from, to);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+#else
 // body(begin, end) over parts of [begin, end) of at least `grain`; parts run at the same time.
 template <class Body>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
@@ -22,6 +48,7 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const Body& body) {
 }
 
 inline int64_t thread_count() { return std::max<int64_t>(1, torch::stable::get_num_threads()); }
+#endif
 
 // body(task) for every task of [0, tasks). Tasks are handed out one at a time, so that a core which something
 // else is using holds nobody up; no result may depend on which thread runs a task.
