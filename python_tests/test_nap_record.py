@@ -275,7 +275,7 @@ def test_choice_of_layers():
     expected = torch.cat([every.layers[i].of(signatures) for i in (0, 2)], 1)
     assert torch.equal(chosen.read(x)[0], expected)
     for layers, reason in (
-        (["conv9"], "'conv9' is none of the model's: conv1, conv2, fc3"),
+        (["conv9"], "record: no layer 'conv9'; there are conv1, conv2, fc3"),
         ("conv1", "list of names"),
     ):
         with pytest.raises(RecordingError, match=reason):

@@ -123,8 +123,8 @@ def test_declarations_box_and_slack(tmp_path: Path) -> None:
         ({"slack": math.nan}, "slack of at least 0"),
         ({"version": "3"}, "one of 1.0, 2.0, got '3'"),
         ({"box": (high, low)}, "least <= largest"),
-        ({"box": (low[0, 0, :3], high)}, "box to be two tensors of shape"),
-        ({"box": (None, high)}, "box to be two tensors"),
+        ({"box": (low[0, 0, :3], high)}, "box to be two numbers or tensors of shape"),
+        ({"box": (None, high)}, "got None, a tensor"),
     ):
         with pytest.raises(ValueError, match=message):
             write_vnnlib(tmp_path / "wrong.vnnlib", region, **wrong)

@@ -88,8 +88,11 @@ def _network(
     device: str,
 ) -> tuple[nn.Module, Images, list[str]]:
     """The network, what to run it on, and the tensors that were 0 because it is untrained."""
+    untrained = model in ARCHITECTURES and not Path(model).exists()
+    if not untrained:
+        check_model(model)
     chosen = None if images is None else load_images(images, data).first(count)
-    if model in ARCHITECTURES and not Path(model).exists():
+    if untrained:
         row = ARCHITECTURES[model]
         given = chosen or random_images(_shape(shape) if shape else row.image, count)
         network = _untrained(row, given, bias).to(device_named(device))
