@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from nap_models import fused, make, near, pattern_and_prediction
+from torch import nn
 
 from zbkernels.nap import (
     certify_hull,
@@ -100,6 +101,14 @@ def test_a_region_reads_back(name: str, version: str, tmp_path: Path) -> None:
     units = pattern_and_prediction(model, points)[:, :-1]
     inside, _ = holds(file.read_text(), points, y)
     assert torch.equal(inside, (units == pattern_and_prediction(model, x)[:, :-1]).all(1))
+
+
+def test_a_box_of_plain_numbers_is_that_of_tensors(tmp_path: Path) -> None:
+    region = local_linear_map(nn.Linear(2, 2, bias=False), torch.rand(1, 2))
+    for name, box in (("numbers", (0, 1.0)), ("tensors", (torch.zeros(2), torch.ones(2)))):
+        write_vnnlib(tmp_path / name, region, box=box)
+    text = (tmp_path / "numbers").read_text()
+    assert text == (tmp_path / "tensors").read_text() and "(<= X_1 1.0)" in text
 
 
 def test_declarations_box_and_slack(tmp_path: Path) -> None:

@@ -179,6 +179,28 @@ def test_runs_that_are_not_whole_are_shown_as_such(tmp_path: Path, monkeypatch: 
     assert said.count("not the metrics of an experiment") >= 4
 
 
+def test_smoke_runs_are_marked_and_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch)
+    run = finished(tmp_path / "paper", seconds=90)
+    for preset in ("smoke", "quick"):
+        metrics = json.loads((finished(tmp_path / preset) / "metrics.json").read_text())
+        (tmp_path / preset / "metrics.json").write_text(json.dumps({**metrics, "preset": preset}))
+    badge = "smoke preset: a check that it runs, no verdict on the paper"
+    shown = Page(page([read(run), read(tmp_path / "smoke")]))
+    check_structure(shown)
+    assert shown.all("h1")[0].text == "2 of 3 claims hold"
+    assert [element["class"] for element in shown.all("article")] == ["", "smoke"]
+    rows = [
+        element.text for element in shown.all("tr") if "told" in element.text and "finished" in element.text
+    ]
+    assert [(badge in text, "not recorded" in text) for text in rows] == [(False, False), (True, True)]
+    alone = page([read(tmp_path / "smoke")])
+    assert Page(alone).all("h1")[0].text == "1 run" and "claims hold" not in alone.split("</title>")[0]
+    assert "do not hold" not in alone and badge in alone
+    assert "quick preset" in page([read(tmp_path / "quick")])
+    assert f"2 of 3 claims hold ({badge})" in zb("report", tmp_path, "--no-redraw").stdout
+
+
 def test_no_runs_still_make_a_page() -> None:
     check_structure(Page(page([])))
 

@@ -21,7 +21,7 @@ from zbkernels.invariance.check import SCALARS, check_scalar_invariance
 from zbkernels.invariance.copies import fill_zeros_
 from zbkernels.invariance.report import InvarianceReport, Operation
 from zbkernels.models import ARCHITECTURES, Architecture, ResNet, build
-from zbkernels.nap.sources import Images, NapError, load_images, load_model
+from zbkernels.nap.sources import Images, NapError, check_model, load_images, load_model
 
 _SHAPES = ((1, 28, 28), (3, 32, 32), (1, 8, 8))  # of the data sets on which `zb run` trains
 _CLASSES = 10  # of an untrained network

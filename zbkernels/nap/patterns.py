@@ -117,8 +117,8 @@ class PatternReader:
         used = self._absorbed - self._units.only_pooled
         if used:
             raise RecordingError(
-                f"{self.who}: {min(used)} went to its max pool alone for the first example and elsewhere too for others, "
-                "so the pool's pattern can't stand for it; use units='relu', or choose other layers"
+                f"{self.who}: {min(used)} went to its max pool alone for the first example and elsewhere too for "
+                "others, so the pool's pattern can't stand for it; use units='relu', or choose other layers"
             )
         return torch.cat([self._found[layer.name] for layer in self.layers], 1), y
 
@@ -127,18 +127,18 @@ class PatternReader:
         with evaluating(self.model), torch.no_grad(), self._units:
             try:
                 y = self.model(x)
-            except RuntimeError as error:
+            except (RuntimeError, TypeError) as error:
                 self._refuse_whole_numbers(x, error)
                 raise
         for reason in _RANDOM:
             if any(reason in each for each in self._units.unsupported):
                 raise RecordingError(
-                    f"{self.who}: the model has {reason} even in evaluation mode (F.dropout needs training=self.training), "
-                    "so a pattern would not be the input's alone"
+                    f"{self.who}: the model has {reason} even in evaluation mode (F.dropout needs "
+                    "training=self.training), so a pattern would not be the input's alone"
                 )
         return y
 
-    def _refuse_whole_numbers(self, x: torch.Tensor, error: RuntimeError) -> None:
+    def _refuse_whole_numbers(self, x: torch.Tensor, error: Exception) -> None:
         """Images as bytes are no input of a layer with weights; other models take whole numbers (an embedding does)."""
         parameter = next((p for p in self.model.parameters() if p.is_floating_point()), None)
         if parameter is None or x.is_floating_point() or x.is_complex():
@@ -171,8 +171,8 @@ class PatternReader:
         layer = self._wanted.get(site.name)
         if self._is_after_relu(call) != self._after_relu[site.name] and site.kind == "max_pool":
             raise RecordingError(
-                f"{self.who}: {site.name} (max_pool): its input is a ReLU's output for some inputs and not for others, so "
-                "a winner's code would have two meanings; leave it out with layers=[…]"
+                f"{self.who}: {site.name} (max_pool): its input is a ReLU's output for some inputs and not for "
+                "others, so a winner's code would have two meanings; leave it out with layers=[…]"
             )
         batch_dims = {"max_pool": 4, "conv_relu_pool": 4}.get(site.kind)
         if call.input.shape[:1] != (self._rows,) or (batch_dims and call.input.dim() != batch_dims):

@@ -36,9 +36,10 @@ def record(
     """The signatures of every input of a loader (Definition 1 of "Scalar Invariant Networks with Zero Bias").
 
     Rows come in the loader's order, so it should not shuffle. The model is put in evaluation mode by itself, runs
-    without gradients, and is left in its own mode; the loader's tensors go to its device and, where floating-point, to its dtype. Fused layers
-    pack their bits as they compute (in direct sums whatever the precision, so what follows can differ by rounding from
-    a plain run), the others from their pre-activations. Memory holds one batch; all else is in the files.
+    without gradients, and is left in its own mode; the loader's tensors go to its device and, where floating-point, to
+    its dtype. Fused layers pack their bits as they compute (in direct sums whatever the precision, so what follows can
+    differ by rounding from a plain run), the others from their pre-activations. Memory holds one batch; all else is in
+    the files.
 
     A run cut off, even killed, goes on where it was when the same call is made again, and ends with the very bytes of
     an uncut one (on the same device and number of threads). The inputs already done are read again and compared.

@@ -183,7 +183,10 @@ def _check_header(made: dict[str, Any], done: dict[str, Any]) -> None:
     for value in (done["complete"], made["predictions"], made["loader"]["labels"]):
         if not isinstance(value, bool):
             raise TypeError(f"expected true or false, got {value!r}")
-    for names in made.get("aliases", {}).values():
+    aliases = made.get("aliases", {})
+    if not isinstance(aliases, dict):
+        raise TypeError(f"expected the layers' other names, got {str(aliases)[:40]}")
+    for names in aliases.values():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"expected a layer's other names to be text, got {str(names)[:40]}")
     found = sum(layer.words for layer in layers_from_json(made["layers"]))

@@ -148,9 +148,9 @@ def index_recording(
     for name, wanted in (("labels", classes > 0), ("predictions", predictions)):
         if wanted and getattr(recording, name) is None:
             raise ValueError(f"index_recording: the recording has no {name}")
-    chosen = recording.choose(layers)
+    chosen = None if layers is None else recording.choose(layers)
     index = NapIndex(
-        sum(layer.words for layer in chosen),
+        recording.signatures.shape[1] if chosen is None else sum(layer.words for layer in chosen),
         classes=classes,
         predictions=predictions,
         example_ids=example_ids,
@@ -159,7 +159,7 @@ def index_recording(
     for at in range(0, len(recording.signatures), _ROWS):
         rows = slice(at, at + _ROWS)
         index.insert(
-            recording.signatures[rows] if layers is None else _words(recording.signatures[rows], chosen),
+            recording.signatures[rows] if chosen is None else _words(recording.signatures[rows], chosen),
             recording.labels[rows] if classes else None,
             recording.predictions[rows] if predictions else None,
         )
