@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from zbkernels import report
 from zbkernels.cli import app
+from zbkernels.experiments.zero_image_figure import about_figure
 from zbkernels.reporting import find, read
 from zbkernels.reporting.page import page
 from zbkernels.reporting.pictures import embedded
@@ -199,6 +200,18 @@ def test_smoke_runs_are_marked_and_do_not_count(tmp_path: Path, monkeypatch: pyt
     assert "do not hold" not in alone and badge in alone
     assert "quick preset" in page([read(tmp_path / "quick")])
     assert f"2 of 3 claims hold ({badge})" in zb("report", tmp_path, "--no-redraw").stdout
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="an installed package has no docs")
+def test_the_figure_of_the_zero_image_is_told_as_it_is() -> None:
+    metrics = json.loads((RESULTS / "zero-image/metrics.json").read_text(encoding="utf-8"))
+    run = read(RESULTS / "zero-image")
+    assert run.about_figure.startswith("A row for each network: trained as usual, trained on a long tail")
+    assert run.about_figure.endswith("Known networks below.")
+    (first, *_), usual = metrics["networks"], []
+    usual = [unit for unit in first["units"] if unit["training"] == "balanced"]
+    alone = {"networks": [{**first, "units": usual}], "references": []}
+    assert about_figure(alone) == "One network: trained as usual, entropies."
 
 
 def test_no_runs_still_make_a_page() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from zbkernels.nap.unit_calls import geometry
-from zbkernels.nap.units import Call, Site
+from zbkernels.nap.units import ROOT, Call, Site
 from zbkernels.nap.winners import window_positions
 from zbkernels.ops import nap_unpack
 from zbkernels.ops.nap_pack import words_for
@@ -165,7 +165,8 @@ def aliases_of(
 ) -> dict[str, list[str]]:
     """The modules whose output the layers' units take: of ``F.relu(self.fc1(x))``, ``fc1``.
 
-    Such a unit is named after the module that calls it, as is every other one there. A max pool that stands for a ReLU
+    Such a unit is named after the module that calls it, as is every other one there: only modules that this one holds
+    count, for a ReLU that is a module has a name of its own. A max pool that stands for a ReLU
     goes by what the ReLU takes, and a ReLU behind a max pool that is no layer by what the pool takes.
     """
     names = {layer.name for layer in layers}
@@ -173,7 +174,8 @@ def aliases_of(
     for site, call in calls:
         if site.kind not in ("relu", "leaky_relu", "max_pool"):
             continue
-        taken[site.name] = list(call.after)
+        caller = path_of(site.name)
+        taken[site.name] = [each for each in call.after if caller == ROOT or each.startswith(f"{caller}.")]
         passes_on = call.source is not None and (
             stands_for.get(site.name) == call.source.name
             or (call.source.kind == "max_pool" and call.source.name not in names)
