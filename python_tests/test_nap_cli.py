@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,7 +18,8 @@ from typer.testing import CliRunner, Result
 from zbkernels.cli import app
 from zbkernels.data import load_digits
 from zbkernels.models import ARCHITECTURES, build
-from zbkernels.nap import Recording, patterns, record
+from zbkernels.nap import Recording, patterns, record, show
+from zbkernels.nap.certifying import certify_images
 from zbkernels.nap.neighbours import neighbours
 from zbkernels.nap.statistics import statistics
 
@@ -229,6 +231,36 @@ def test_certify_says_what_biases_cost(folder):
     assert "--arithmetic: expected one of exact" in error("certify", *arguments, "--arithmetic", "int8")
 
 
+def pooled_after(*before: nn.Module) -> nn.Module:
+    return nn.Sequential(*before, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1, 2, bias=False)).eval()
+
+
+@pytest.mark.parametrize(
+    ("net", "pixels", "said"),
+    [
+        (
+            pooled_after(),
+            [[0.5, 0.5], [0.25, 0.125]],
+            "two positions of a max pool's window are exactly tied",
+        ),
+        (pooled_after(nn.ReLU()), [[0.0, 0.0], [0.0, 0.0]], "a unit's input is exactly 0"),
+    ],
+)
+def test_a_distance_of_0_is_told_by_its_cause(net, pixels, said):
+    x = torch.tensor(pixels)[None, None]
+    for vary in ("all", "nonzero"):
+        radii = certify_images(net, x, vary=vary)
+        assert not math.copysign(1, radii.l2.certified[0]) < 0  # no -0
+        shown = [each for each in show.certificates(radii, [], [7], None, "x", vary) if isinstance(each, str)]
+        zero = [text for text in shown if "A distance of 0" in text]
+        if vary == "nonzero" and not x.any():
+            assert zero == []  # nothing may change
+            continue
+        assert said in zero[0] and "image 7" in zero[0] and len(zero) == 1
+        assert ("--vary nonzero" in zero[0]) == (vary == "all" and not x.all())
+        assert bool(radii.l2.tie[0]) == ("tied" in said)
+
+
 def test_certify_refuses_another_recording(folder, tmp_path):
     other = (folder / "biased.safetensors", "digits:train", "--architecture", "fcn-mnist")
     assert "holds the recording of another model" in error("certify", *other, "--recording", folder / "rec")
@@ -352,7 +384,8 @@ def test_other_errors_are_one_line(folder, tmp_path):
     model = with_architecture(folder)
     assert "no recording is there" in error("stats", tmp_path)
     for pick in ("a", "3-1", "-1", ""):
-        assert f"such as 0,5,7-9, got {pick!r}" in error("nearest", folder / "rec", *model, "--pick", pick)
+        shown = zb("nearest", folder / "rec", *model, "--pick", pick)
+        assert shown.exit_code == 2 and f"such as 0,5,7-9, got {pick!r}" in " ".join(shown.output.split())
     assert "no image 5000; there are 1,437" in error("nearest", folder / "rec", *model, "--pick", "5000")
     assert "expected 1 <= k <= 1437" in error("nearest", folder / "rec", *model, "--k", 2000)
     assert "another model" in error("nearest", folder / "rec", folder / "biased.safetensors", *model[1:])

@@ -275,11 +275,80 @@ def test_choice_of_layers():
     expected = torch.cat([every.layers[i].of(signatures) for i in (0, 2)], 1)
     assert torch.equal(chosen.read(x)[0], expected)
     for layers, reason in (
-        (["conv9"], "'conv9' is none of the model's: conv1, conv2, fc3"),
+        (["conv9"], "PatternReader: no layer 'conv9'; there are conv1, conv2, fc3"),
         ("conv1", "list of names"),
     ):
         with pytest.raises(RecordingError, match=reason):
             PatternReader(model, x, layers=layers)
+
+
+class Functional(nn.Module):
+    """As public scripts are written: ReLUs and pools are functions, and have no name of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 4, 2)
+        self.fc1, self.fc2, self.both = nn.Linear(4, 7), nn.Linear(7, 5), nn.Linear(5, 5)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.relu_(self.fc1(x.flatten(1)))
+        y = self.both(F.leaky_relu(self.fc2(x), 0.1))
+        return F.relu(y) + F.relu(y)
+
+
+@pytest.mark.parametrize(
+    ("units", "names"),
+    [
+        ("relu", {"conv1": "forward", "conv2": "forward#4", "fc1": "forward#5", "fc2": "forward#6"}),
+        ("winner", {"conv1": "forward#2", "fc1": "forward#5", "fc2": "forward#6"}),
+    ],
+)
+def test_functional_units_go_by_the_module_they_follow(units, names, tmp_path):
+    model, x = Functional(), images(3, 1, 8, 8)
+    every = patterns(model, x, units=units)
+    recording = record(model, [x], units=units, out=tmp_path / "rec", progress=False)
+    for alias, name in names.items():
+        reader = PatternReader(model, x, units=units, layers=[alias])
+        assert [layer.name for layer in reader.layers] == [name]
+        (layer,) = (layer for layer in recording.layers if layer.name == name)
+        assert torch.equal(reader.read(x)[0], layer.of(every))
+        assert recording.choose([alias]) == (layer,) and torch.equal(recording.layer(alias), layer.of(every))
+    chosen = record(model, [x], units=units, layers=["fc?"], out=tmp_path / "fc", progress=False)
+    assert [layer.name for layer in chosen.layers] == ["forward#5", "forward#6"]
+    assert len(record(model, [x], units=units, layers=["fc?"], out=tmp_path / "fc", progress=False)) == 3
+    with pytest.raises(
+        RecordingError, match="patterns: no layer 'both', and its output goes to several: forw"
+    ):
+        patterns(model, x, units=units, layers=["both"])
+    with pytest.raises(
+        RecordingError, match=r"PatternReader: no layer 'fc3'; there are .*forward#5 \(of fc1\)"
+    ):
+        PatternReader(model, x, units=units, layers=["fc3"])
+
+
+def test_recordings_from_before_other_names_were_kept_go_on(tmp_path):
+    model, x = Functional(), images(4, 1, 8, 8)
+    record(model, [x], out=tmp_path, progress=False)
+    header = json.loads((tmp_path / "recording.json").read_text())
+    del header["made"]["aliases"]
+    header["crc32"] = _header_crc(header["made"], header["done"])
+    (tmp_path / "recording.json").write_text(json.dumps(header))
+    assert len(record(model, [x], out=tmp_path, progress=False)) == 4
+    with pytest.raises(RecordingError, match="no layer 'fc1'; there are forward, forward#4"):
+        Recording.load(tmp_path).choose(["fc1"])
+
+
+def test_bytes_are_refused_by_name():
+    for ask, who in (
+        (lambda: record(small(), [images(3, 1, 8, 8).to(torch.uint8)], progress=False), "record"),
+        (lambda: patterns(Functional(), images(3, 1, 8, 8).to(torch.uint8)), "patterns"),
+    ):
+        with pytest.raises(
+            RecordingError, match=rf"^{who}: expected .*float32.*, got torch.uint8 \['N', 1, 8, 8\]"
+        ):
+            ask()
 
 
 def test_layers_decode_to_their_units():

@@ -156,6 +156,24 @@ def test_bad_arguments() -> None:
     assert len(index_recording(recording)) == 1
 
 
+@needs_record
+def test_chosen_layers_of_a_recording() -> None:
+    from zbkernels.nap import RecordingError, record
+
+    model = nn.Sequential(nn.Linear(5, 70), nn.ReLU(), nn.Linear(70, 3), nn.ReLU(), nn.Linear(3, 2))
+    recording = record(model, [torch.randn(50, 5)], progress=False)
+    first, last = recording.layers
+    for layers, words in ((["3"], last.of(recording.signatures)), (["1"], first.of(recording.signatures))):
+        index, wanted = index_recording(recording, layers=layers), NapIndex(words.shape[1])
+        wanted.insert(words)
+        assert index.words == words.shape[1] and torch.equal(index.signatures(), wanted.signatures())
+        assert torch.equal(index.counts(), wanted.counts())
+    whole = index_recording(recording, layers=["?"])
+    assert torch.equal(whole.signatures(), index_recording(recording).signatures())
+    with pytest.raises(RecordingError, match="no layer '4'; there are 1, 3"):
+        index_recording(recording, layers=["4"])
+
+
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

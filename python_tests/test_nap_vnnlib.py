@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from nap_models import fused, make, near, pattern_and_prediction
+from torch import nn
 
 from zbkernels.nap import (
     certify_hull,
@@ -102,6 +103,14 @@ def test_a_region_reads_back(name: str, version: str, tmp_path: Path) -> None:
     assert torch.equal(inside, (units == pattern_and_prediction(model, x)[:, :-1]).all(1))
 
 
+def test_a_box_of_plain_numbers_is_that_of_tensors(tmp_path: Path) -> None:
+    region = local_linear_map(nn.Linear(2, 2, bias=False), torch.rand(1, 2))
+    for name, box in (("numbers", (0, 1.0)), ("tensors", (torch.zeros(2), torch.ones(2)))):
+        write_vnnlib(tmp_path / name, region, box=box)
+    text = (tmp_path / "numbers").read_text()
+    assert text == (tmp_path / "tensors").read_text() and "(<= X_1 1.0)" in text
+
+
 def test_declarations_box_and_slack(tmp_path: Path) -> None:
     model, x = make("pools", 1, torch.float64)
     file = tmp_path / "region.vnnlib"
@@ -123,8 +132,8 @@ def test_declarations_box_and_slack(tmp_path: Path) -> None:
         ({"slack": math.nan}, "slack of at least 0"),
         ({"version": "3"}, "one of 1.0, 2.0, got '3'"),
         ({"box": (high, low)}, "least <= largest"),
-        ({"box": (low[0, 0, :3], high)}, "box to be two tensors of shape"),
-        ({"box": (None, high)}, "box to be two tensors"),
+        ({"box": (low[0, 0, :3], high)}, "box to be two numbers or tensors of shape"),
+        ({"box": (None, high)}, "got None, a tensor"),
     ):
         with pytest.raises(ValueError, match=message):
             write_vnnlib(tmp_path / "wrong.vnnlib", region, **wrong)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from zbkernels import report
 from zbkernels.cli import app
+from zbkernels.experiments.zero_image_figure import about_figure
 from zbkernels.reporting import find, read
 from zbkernels.reporting.page import page
 from zbkernels.reporting.pictures import embedded
@@ -177,6 +178,40 @@ def test_runs_that_are_not_whole_are_shown_as_such(tmp_path: Path, monkeypatch: 
     ):
         assert wanted in said, wanted
     assert said.count("not the metrics of an experiment") >= 4
+
+
+def test_smoke_runs_are_marked_and_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch)
+    run = finished(tmp_path / "paper", seconds=90)
+    for preset in ("smoke", "quick"):
+        metrics = json.loads((finished(tmp_path / preset) / "metrics.json").read_text())
+        (tmp_path / preset / "metrics.json").write_text(json.dumps({**metrics, "preset": preset}))
+    badge = "smoke preset: a check that it runs, no verdict on the paper"
+    shown = Page(page([read(run), read(tmp_path / "smoke")]))
+    check_structure(shown)
+    assert shown.all("h1")[0].text == "2 of 3 claims hold"
+    assert [element["class"] for element in shown.all("article")] == ["", "smoke"]
+    rows = [
+        element.text for element in shown.all("tr") if "told" in element.text and "finished" in element.text
+    ]
+    assert [(badge in text, "not recorded" in text) for text in rows] == [(False, False), (True, True)]
+    alone = page([read(tmp_path / "smoke")])
+    assert Page(alone).all("h1")[0].text == "1 run" and "claims hold" not in alone.split("</title>")[0]
+    assert "do not hold" not in alone and badge in alone
+    assert "quick preset" in page([read(tmp_path / "quick")])
+    assert f"2 of 3 claims hold ({badge})" in zb("report", tmp_path, "--no-redraw").stdout
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="an installed package has no docs")
+def test_the_figure_of_the_zero_image_is_told_as_it_is() -> None:
+    metrics = json.loads((RESULTS / "zero-image/metrics.json").read_text(encoding="utf-8"))
+    run = read(RESULTS / "zero-image")
+    assert run.about_figure.startswith("A row for each network: trained as usual, trained on a long tail")
+    assert run.about_figure.endswith("Known networks below.")
+    (first, *_), usual = metrics["networks"], []
+    usual = [unit for unit in first["units"] if unit["training"] == "balanced"]
+    alone = {"networks": [{**first, "units": usual}], "references": []}
+    assert about_figure(alone) == "One network: trained as usual, entropies."
 
 
 def test_no_runs_still_make_a_page() -> None:

@@ -29,7 +29,27 @@ Experiment = Annotated[
     str, typer.Argument(help="An experiment from `zb list`", autocompletion=completion.experiments)
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda[:index]", autocompletion=completion.devices)]
-Seeds = Annotated[str | None, typer.Option(help="Comma-separated seeds instead of the preset's: 0,1,2")]
+
+
+def _seeds(text: str | None) -> tuple[int, ...] | None:
+    """Raises typer.BadParameter: a wrong command line."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"expected whole numbers separated by commas, got {text!r}") from None
+
+
+def _readable_seeds(text: str | None) -> str | None:
+    _seeds(text)
+    return text
+
+
+Seeds = Annotated[
+    str | None,
+    typer.Option(help="Comma-separated seeds instead of the preset's: 0,1,2", callback=_readable_seeds),
+]
 Data = Annotated[
     Path | None, typer.Option(help="Folder of the image sets, in torchvision's layout [ZBKERNELS_DATA]")
 ]
@@ -342,17 +362,6 @@ def _show(folder: Path) -> None:
         return
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"{folder / 'table.md'}  {folder / 'figure.png'}")
-
-
-def _seeds(text: str | None) -> tuple[int, ...] | None:
-    from zbkernels.experiments import ExperimentError
-
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ExperimentError(f"--seeds: expected whole numbers separated by commas, got {text!r}") from error
 
 
 def main() -> None:

@@ -82,6 +82,8 @@ class Experiment:
         any_engine: its units run on Ray's workers, too.
         time_epochs: measures training epochs in each form, for the metrics' "timing" (see :mod:`epoch_timing`); None:
             nothing to compare.
+        about_figure: metrics -> what their figure shows, for the page of ``zb report``; None: the first paragraph of
+            ``figure``'s docstring, whatever the metrics.
         checkpoint_digest: what the user wrote after ``--checkpoint`` -> SHA-256 of the file; None: the experiment
             takes no checkpoints.
     """
@@ -96,6 +98,7 @@ class Experiment:
     figure: Callable[[dict[str, Any], Path], None]
     time_epochs: Callable[[RunContext], dict[str, Any]] | None = field(default=None)
     checkpoint_digest: Callable[[str], str] | None = field(default=None)
+    about_figure: Callable[[dict[str, Any]], str] | None = field(default=None)
     any_precision: bool = False
     any_form: bool = False
     any_engine: bool = False

@@ -253,6 +253,7 @@ EXPERIMENT = Experiment(
     run=run,
     table=zero_image_report.table,
     figure=zero_image_figure.figure,
+    about_figure=zero_image_figure.about_figure,
     checkpoint_digest=digest,
     any_form=True,
 )

@@ -18,11 +18,28 @@ _LEAST = 1e-9  # probability; less is drawn as this
 _STYLES = ("-", "--", ":", "-.")
 
 
+def _shown(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    return [reference for reference in metrics["references"] if "inputs" in reference]
+
+
+def about_figure(metrics: dict[str, Any]) -> str:
+    """What is on the figure of these metrics."""
+    networks = metrics["networks"]
+    tails = sum(bool(of(network["units"], "long tail")) for network in networks)
+    tail = (
+        "" if not tails else ", trained on a long tail" + (" (where that was done)" * (tails < len(networks)))
+    )
+    said = "One network" if len(networks) == 1 else "A row for each network"
+    return f"{said}: trained as usual{tail}, entropies." + (
+        " Known networks below." if _shown(metrics) else ""
+    )
+
+
 def figure(metrics: dict[str, Any], path: Path) -> None:
-    """A row for each network: trained as usual, trained on a long tail, entropies. Known networks below."""
+    """Write the PNG: :func:`about_figure` says what is on it."""
     from matplotlib.figure import Figure
 
-    networks, references = metrics["networks"], [r for r in metrics["references"] if "inputs" in r]
+    networks, references = metrics["networks"], _shown(metrics)
     count = len(networks) + bool(references)
     canvas = Figure(figsize=(15, 3.9 * count + 0.4), layout="constrained")
     rows = canvas.subfigures(count, 1, squeeze=False)[:, 0]  # each laid out by itself

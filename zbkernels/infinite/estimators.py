@@ -157,7 +157,7 @@ class NTKClassifier(ClassifierMixin, _NTKEstimator):
         self.classes_ = binarizer.classes_
         if len(self.classes_) < 2:
             raise ValueError(
-                f"NTKClassifier: expected at least two classes, got one class: {self.classes_[0]!r}"
+                f"NTKClassifier: expected at least two classes, got one class: {self.classes_.tolist()[0]!r}"
             )
         hot = binarizer.transform(y).astype(X.dtype)
         if hot.shape[1] == 1:

@@ -29,9 +29,10 @@ def check_scalar_invariance(
 ) -> InvarianceReport:
     """Whether ``model`` is scalar invariant, f(s·x) = s·f(x) for s > 0, and which operation breaks it first.
 
-    The model runs in evaluation mode, on a float64 copy, at scalar 1 and at powers of four; each operation's result
-    (modules, functions and operators alike) is compared with that at scalar 1 and gets a degree d, y(s) = s^d·y(1), or
-    none. Powers of four scale without rounding, so what differs is structure. Then the outputs are compared at
+    The model is put in evaluation mode by itself, and gets its own mode back. It runs on a float64 copy, at scalar 1
+    and at powers of four; each operation's result (modules, functions and operators alike) is compared with that at
+    scalar 1 and gets a degree d, y(s) = s^d·y(1), or none. Powers of four scale without rounding, so what differs is
+    structure. Then the outputs are compared at
     ``scalars``, on the copy and on the model as it is: what only the latter gets wrong is rounding or underflow. An
     output that has a degree at powers of four and deviates at the scalars by far more than rounding explains has none
     (see :mod:`zbkernels.invariance.between`).

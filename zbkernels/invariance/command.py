@@ -21,7 +21,7 @@ from zbkernels.invariance.check import SCALARS, check_scalar_invariance
 from zbkernels.invariance.copies import fill_zeros_
 from zbkernels.invariance.report import InvarianceReport, Operation
 from zbkernels.models import ARCHITECTURES, Architecture, ResNet, build
-from zbkernels.nap.sources import Images, NapError, load_images, load_model
+from zbkernels.nap.sources import Images, NapError, check_model, load_images, load_model
 
 _SHAPES = ((1, 28, 28), (3, 32, 32), (1, 8, 8))  # of the data sets on which `zb run` trains
 _CLASSES = 10  # of an untrained network
@@ -88,8 +88,11 @@ def _network(
     device: str,
 ) -> tuple[nn.Module, Images, list[str]]:
     """The network, what to run it on, and the tensors that were 0 because it is untrained."""
+    untrained = model in ARCHITECTURES and not Path(model).exists()
+    if not untrained:
+        check_model(model)
     chosen = None if images is None else load_images(images, data).first(count)
-    if model in ARCHITECTURES and not Path(model).exists():
+    if untrained:
         row = ARCHITECTURES[model]
         given = chosen or random_images(_shape(shape) if shape else row.image, count)
         network = _untrained(row, given, bias).to(device_named(device))

@@ -15,7 +15,7 @@ from zbkernels.nap.layers import RecordingError
 Batch = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def labelled_batches(loader: Iterable[Any]) -> Iterator[Batch]:
+def labelled_batches(loader: Iterable[Any], who: str) -> Iterator[Batch]:
     """(x [N, ...], labels int32 [N] or None) for each batch that is not empty.
 
     Raises:
@@ -23,22 +23,20 @@ def labelled_batches(loader: Iterable[Any]) -> Iterator[Batch]:
     """
     labelled: bool | None = None
     for index, batch in enumerate(loader):
-        x, labels = _parts(index, batch)
+        x, labels = _parts(who, index, batch)
         if x.shape[0] == 0:
             continue
         if labelled is not None and labelled != (labels is not None):
-            raise RecordingError(
-                f"record: batch {index} has {'no ' * labelled}labels, unlike those before it"
-            )
+            raise RecordingError(f"{who}: batch {index} has {'no ' * labelled}labels, unlike those before it")
         labelled = labels is not None
         yield x, labels
 
 
-def _parts(index: int, batch: Any) -> Batch:
+def _parts(who: str, index: int, batch: Any) -> Batch:
     form = "expected a tensor [N, ...], (inputs,) or (inputs, labels)"
     if isinstance(batch, dict):
         raise RecordingError(
-            f"record: batch {index}: {form}, got a dict of {', '.join(map(repr, batch))}; give "
+            f"{who}: batch {index}: {form}, got a dict of {', '.join(map(repr, batch))}; give "
             "((b['…'], b['…']) for b in loader)"
         )
     parts = batch if isinstance(batch, (tuple, list)) else (batch,)
@@ -47,12 +45,12 @@ def _parts(index: int, batch: Any) -> Batch:
             f"tensor {list(part.shape)}" if isinstance(part, torch.Tensor) else type(part).__name__
             for part in parts
         )
-        raise RecordingError(f"record: batch {index}: {form}, got {type(batch).__name__} ({kinds})")
+        raise RecordingError(f"{who}: batch {index}: {form}, got {type(batch).__name__} ({kinds})")
     x = parts[0]
-    return x, _labels(index, parts[1], x.shape[0]) if len(parts) == 2 else None
+    return x, _labels(who, index, parts[1], x.shape[0]) if len(parts) == 2 else None
 
 
-def _labels(index: int, labels: Any, count: int) -> torch.Tensor:
+def _labels(who: str, index: int, labels: Any, count: int) -> torch.Tensor:
     given = labels
     if isinstance(given, (list, tuple, np.ndarray)):
         with suppress(TypeError, ValueError, RuntimeError):
@@ -62,11 +60,11 @@ def _labels(index: int, labels: Any, count: int) -> torch.Tensor:
         got = (
             f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else type(labels).__name__
         )
-        raise RecordingError(f"record: batch {index}: expected labels to be integers [{count}], got {got}")
+        raise RecordingError(f"{who}: batch {index}: expected labels to be integers [{count}], got {got}")
     narrow = given.to(torch.int32)
     if not torch.equal(narrow.to(given.dtype), given):
         raise RecordingError(
-            f"record: batch {index}: expected labels that fit 32 bits, got {given.max().item()}"
+            f"{who}: batch {index}: expected labels that fit 32 bits, got {given.max().item()}"
         )
     return narrow.cpu()
 

@@ -143,7 +143,9 @@ def certify_groups(
             break
         rows = (ids == group).nonzero().flatten()[:vertices].tolist()
         x = images.images[rows]
-        reader = PatternReader(model, x, units=recording.units, layers=recording.made["choice"])
+        reader = PatternReader(
+            model, x, units=recording.units, layers=recording.made["choice"], who="certify"
+        )
         if not torch.equal(reader.read(x)[0].cpu(), recording.signatures[rows]):
             raise NapError(
                 f"{folder}: {images.title} are not the images that were recorded: row {rows[0]} or a later differs"

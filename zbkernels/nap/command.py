@@ -53,7 +53,20 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda[:index]", autocompl
 Layers = Annotated[
     list[str] | None, typer.Option("--layer", help="Only this layer; * and ? as in a shell (may be repeated)")
 ]
-Pick = Annotated[str, typer.Option(help="Images by number, from 0: 0,5,7-9")]
+
+
+def _readable(text: str) -> str:
+    """A wrong --pick is a wrong command line."""
+    from zbkernels.nap.sources import NapError, picked
+
+    try:
+        picked(text)
+    except NapError as error:
+        raise typer.BadParameter(str(error).removeprefix("--pick: ")) from None
+    return text
+
+
+Pick = Annotated[str, typer.Option(help="Images by number, from 0: 0,5,7-9", callback=_readable)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")]
 
 
@@ -81,8 +94,9 @@ def record(
     """Record the pattern of each image. A run that was cut off goes on; a finished one is compared, not repeated."""
     from zbkernels.nap import record as record_patterns
     from zbkernels.nap import show
-    from zbkernels.nap.sources import load_images
+    from zbkernels.nap.sources import check_model, load_images
 
+    check_model(model)
     given = load_images(images, data).first(limit)
     network = _network(model, given, architecture, device)
     parts = given.images.split(batch)
@@ -130,9 +144,10 @@ def nearest(
     """The recorded patterns nearest to those of given images. The least distance tells how rare an image is."""
     from zbkernels.nap import Recording, show
     from zbkernels.nap.neighbours import neighbours
-    from zbkernels.nap.sources import load_images, picked
+    from zbkernels.nap.sources import check_model, load_images, picked
 
     found = Recording.load(recording)
+    check_model(model)
     given = load_images(images, data)
     rows = picked(pick)
     x = given.rows(rows)
@@ -182,8 +197,9 @@ def certify(
     """How far each image can change and keep pattern and prediction; regions in which whole groups keep them."""
     from zbkernels.nap import show
     from zbkernels.nap.certifying import certify_groups, certify_images, certify_together, images_json
-    from zbkernels.nap.sources import NapError, load_images, picked
+    from zbkernels.nap.sources import NapError, check_model, load_images, picked
 
+    check_model(model)
     given = load_images(images, data)
     rows = picked(pick)
     x = given.rows(rows)
@@ -201,7 +217,7 @@ def certify(
         "lost": radii.lost,
         "regions": [h.to_json() for h in hulls],
     }
-    _show(as_json, values, lambda: show.certificates(radii, hulls, rows, labels, given.title))
+    _show(as_json, values, lambda: show.certificates(radii, hulls, rows, labels, given.title, vary))
 
 
 def _network(model: str, images: Images, architecture: str | None, device: str) -> nn.Module:

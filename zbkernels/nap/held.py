@@ -32,6 +32,7 @@ class Held:
 
     Attributes:
         strict: bool [B, rows].
+        ties: bool [B, rows], of the rows z_w - z_j: at 0 two positions of a window are tied; the others are a unit's.
     """
 
     def __init__(self, name: str, slope: float, window: torch.Tensor | None, z: torch.Tensor) -> None:
@@ -39,6 +40,7 @@ class Held:
         if window is None:
             self.on = z > 0
             self.strict = self.on.flatten(1)
+            self.ties = torch.zeros_like(self.strict)
             return
         outside = window < 0
         z = self._candidates(z)  # [B, ..., O, L]
@@ -55,6 +57,7 @@ class Held:
         if slope != 1:
             strict = strict | (self.own & self.on)
         self.strict = strict.flatten(1)
+        self.ties = (~(outside | self.own | self.dead)).flatten(1)
         self.outside = outside
 
     def _candidates(self, z: torch.Tensor) -> torch.Tensor:

@@ -179,7 +179,8 @@ def certify_hull(
         model: piecewise linear: convolutions, linear layers, (leaky) ReLUs, max and average pools, residual sums,
             batch normalisation in evaluation (a bias), the fused layers of :mod:`zbkernels.nn`. It is taken with its
             weights as they are stored, in real arithmetic; signs are those of a float64 evaluation whose rounding is
-            bounded.
+            bounded. It must be in evaluation mode (``model.eval()``): dropout and batch normalisation in training are
+            refused.
         inputs: [n, ...], the vertices.
         kind: ``"cone"``: every conic combination (weights >= 0, not all 0), for zero-bias networks only; ``"hull"``:
             every convex one. None: a cone where there is no bias, else a hull.

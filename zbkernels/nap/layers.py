@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from zbkernels.nap.unit_calls import geometry
-from zbkernels.nap.units import Call, Site
+from zbkernels.nap.units import ROOT, Call, Site
 from zbkernels.nap.winners import window_positions
 from zbkernels.ops import nap_unpack
 from zbkernels.ops.nap_pack import words_for
@@ -157,23 +157,89 @@ def named(layer: Layer, pattern: str) -> bool:
     return layer.name == pattern or fnmatchcase(layer.name, pattern)
 
 
-def choose(layers: Sequence[Layer], wanted: Sequence[str] | None) -> tuple[Layer, ...]:
-    """The layers whose names are wanted (``*``, ``?`` and ``[…]`` as in a shell), each at its first word.
+Aliases = Mapping[str, Sequence[str]]  # layer name -> modules by whose names it goes, too
+
+
+def aliases_of(
+    calls: Sequence[tuple[Site, Call]], stands_for: Mapping[str, str], layers: Sequence[Layer]
+) -> dict[str, list[str]]:
+    """The modules whose output the layers' units take: of ``F.relu(self.fc1(x))``, ``fc1``.
+
+    Such a unit is named after the module that calls it, as is every other one there: only modules that this one holds
+    count, for a ReLU that is a module has a name of its own. A max pool that stands for a ReLU
+    goes by what the ReLU takes, and a ReLU behind a max pool that is no layer by what the pool takes.
+    """
+    names = {layer.name for layer in layers}
+    taken: dict[str, list[str]] = {}
+    for site, call in calls:
+        if site.kind not in ("relu", "leaky_relu", "max_pool"):
+            continue
+        caller = path_of(site.name)
+        taken[site.name] = [each for each in call.after if caller == ROOT or each.startswith(f"{caller}.")]
+        passes_on = call.source is not None and (
+            stands_for.get(site.name) == call.source.name
+            or (call.source.kind == "max_pool" and call.source.name not in names)
+        )
+        if passes_on and call.source is not None:
+            taken[site.name] += taken.get(call.source.name, [])
+    return {name: taken[name] for name in taken if name in names and taken[name]}
+
+
+def find_named(
+    layers: Sequence[Layer], wanted: Sequence[str] | None, aliases: Aliases, who: str
+) -> tuple[Layer, ...]:
+    """The layers of these names (``*``, ``?`` and ``[…]`` as in a shell); None for all.
+
+    An alias counts where no layer has the name itself.
+
+    Raises:
+        RecordingError: a wanted name is none of theirs, or the alias of several.
+    """
+    if wanted is None:
+        return tuple(layers)
+    found: set[str] = set()
+    for pattern in wanted:
+        names = {layer.name for layer in layers if named(layer, pattern)}
+        if not names:
+            names = _by_alias(layers, pattern, aliases, who)
+        found |= names
+    return tuple(layer for layer in layers if layer.name in found)
+
+
+def _by_alias(layers: Sequence[Layer], pattern: str, aliases: Aliases, who: str) -> set[str]:
+    owners: dict[str, list[str]] = {}
+    for layer in layers:
+        for alias in aliases.get(layer.name, ()):
+            if alias == pattern or fnmatchcase(alias, pattern):
+                owners.setdefault(alias, []).append(layer.name)
+    for alias, names in owners.items():
+        if len(names) > 1:
+            raise RecordingError(
+                f"{who}: no layer {alias!r}, and its output goes to several: {', '.join(names)}; name one of them"
+            )
+    if not owners:
+        said = ", ".join(
+            layer.name + (f" (of {', '.join(aliases[layer.name])})" if layer.name in aliases else "")
+            for layer in layers
+        )
+        raise RecordingError(f"{who}: no layer {pattern!r}; there are {said}")
+    return {names[0] for names in owners.values()}
+
+
+def choose(
+    layers: Sequence[Layer], wanted: Sequence[str] | None, aliases: Aliases, who: str
+) -> tuple[Layer, ...]:
+    """:func:`find_named`, each layer at its first word.
 
     Raises:
         RecordingError: there are none, or a wanted name is none of theirs.
     """
-    names = [layer.name for layer in layers]
     if not layers:
-        raise RecordingError("record: the model met no ReLU, leaky ReLU or max pool, so it has no pattern")
-    for pattern in wanted or ():
-        if not any(named(layer, pattern) for layer in layers):
-            raise RecordingError(f"record: layers: {pattern!r} is none of the model's: {', '.join(names)}")
+        raise RecordingError(f"{who}: the model met no ReLU, leaky ReLU or max pool, so it has no pattern")
     start, chosen = 0, []
-    for layer in layers:
-        if wanted is None or any(named(layer, pattern) for pattern in wanted):
-            chosen.append(replace(layer, start=start))
-            start += layer.words
+    for layer in find_named(layers, wanted, aliases, who):
+        chosen.append(replace(layer, start=start))
+        start += layer.words
     if start == 0:
-        raise RecordingError("record: layers: expected at least one layer with units, got none")
+        raise RecordingError(f"{who}: layers: expected at least one layer with units, got none")
     return tuple(chosen)

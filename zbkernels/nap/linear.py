@@ -34,6 +34,7 @@ class Radii:
             the region is an intersection of half-spaces that holds the input, this is the distance to the nearest of
             their borders.
         unit_name: which unit that is, for each input ("" where there is none).
+        tie: bool [B], whether that border is a tie of two positions of a max pool's window; else a unit's input is 0.
         decision: to the nearest of the hyperplanes f_c = f_j of the linear map, prolonged beyond the region. Where
             ``decision`` <= ``unit`` it is the distance to the nearest input of another prediction; else that lies
             outside the region and is at least ``unit`` away.
@@ -45,6 +46,7 @@ class Radii:
     norm: float
     unit: torch.Tensor
     unit_name: tuple[str, ...]
+    tie: torch.Tensor
     decision: torch.Tensor
     decision_class: torch.Tensor
     certified: torch.Tensor
@@ -140,7 +142,8 @@ def local_linear_map(
     region.
 
     The model may hold convolutions, linear layers, (leaky) ReLUs, max and average pools, residual sums, batch
-    normalisation in evaluation (a bias) and the fused layers of :mod:`zbkernels.nn`; it is run in float64.
+    normalisation in evaluation (a bias) and the fused layers of :mod:`zbkernels.nn`; it is run in float64. It must be
+    in evaluation mode (``model.eval()``): dropout and batch normalisation in training are refused.
 
     Args:
         x: [B, ...].
@@ -286,13 +289,14 @@ def _radii(piece: Piece, norm: float, g: torch.Tensor, length: torch.Tensor, bou
     steepest = length * (1 + 1e-9) + bounds.spread
     safe = (g - bounds.error).clamp(min=0) / steepest
     constant = torch.where((g > bounds.error) | (bounds.at_x == 0), torch.inf, 0.0)
-    certified = torch.where(steepest > 0, safe, constant).amin(1)
+    certified = torch.where(steepest > 0, safe, constant).amin(1) + 0.0  # clamp keeps a -0
     nearest_class = torch.where(decision.amin(1) < torch.inf, decision.argmin(1), -1)
     if not unit.shape[1]:
         return Radii(
             norm,
             torch.full_like(certified, torch.inf),
             ("",) * len(g),
+            torch.zeros_like(certified, dtype=torch.bool),
             decision.amin(1),
             nearest_class,
             certified,
@@ -301,7 +305,9 @@ def _radii(piece: Piece, norm: float, g: torch.Tensor, length: torch.Tensor, bou
         "" if value == torch.inf else piece.describe_row(row)
         for value, row in zip(unit.amin(1).tolist(), unit.argmin(1).tolist(), strict=True)
     )
-    return Radii(norm, unit.amin(1), names, decision.amin(1), nearest_class, certified)
+    ties = torch.cat([held.ties for held in piece.held], 1)
+    tie = ties.gather(1, unit.argmin(1, keepdim=True)).squeeze(1) & (unit.amin(1) < torch.inf)
+    return Radii(norm, unit.amin(1), names, tie, decision.amin(1), nearest_class, certified)
 
 
 def _check_vary(who: str, x: torch.Tensor, vary: torch.Tensor | None) -> torch.Tensor:

@@ -64,7 +64,9 @@ def neighbours(
         raise RecordingError(
             f"{recording.path}: expected 1 <= k <= {len(recording)}, the recorded inputs, got {k}"
         )
-    reader = PatternReader(model, x, units=recording.units, layers=[layer.name for layer in chosen])
+    reader = PatternReader(
+        model, x, units=recording.units, layers=[layer.name for layer in chosen], who="neighbours"
+    )
     if [(each.name, each.coding, each.shape) for each in reader.layers] != [
         (each.name, each.coding, each.shape) for each in chosen
     ]:

@@ -12,6 +12,7 @@ from zbkernels.nap.layers import (
     UNITS,
     Layer,
     RecordingError,
+    aliases_of,
     choose,
     is_rectifier,
     layers_of,
@@ -35,10 +36,14 @@ class PatternReader:
         units: ``"relu"``: each ReLU's pre-activation, value > 0. ``"output"``: of a ReLU and the pool that follows, the
             pooled outputs. ``"winner"``: of a ReLU and the max pool that follows, each window's winner (so that the
             pattern fixes the linear piece); of a max pool alone its winners; of other ReLUs the bits.
-        layers: names of the sites that count (``find_units`` lists them), with ``*`` and ``?``; None for all.
+        layers: names of the sites that count (``find_units`` lists them), with ``*`` and ``?``; None for all. A name
+            that no site has may be that of the module whose output one ReLU or max pool takes: ``fc1`` for
+            ``F.relu(self.fc1(x))``, whose site is named after the module that calls it.
+        who: the function that messages name.
 
     Attributes:
         layers: tuple of :class:`Layer`, in the order of the calls.
+        aliases: of these layers, name -> the modules by whose names they go, too.
         words: int64 words of a signature.
         classes: of a model that returns logits [N, classes] of at least two; None of others.
         unsupported: other non-linear functions met, as :class:`Units` has them.
@@ -55,11 +60,13 @@ class PatternReader:
         *,
         units: str = "relu",
         layers: Sequence[str] | None = None,
+        who: str = "PatternReader",
     ) -> None:
+        self.who = who
         if units not in UNITS:
-            raise RecordingError(f"record: expected units to be one of {', '.join(UNITS)}, got {units!r}")
+            raise RecordingError(f"{who}: expected units to be one of {', '.join(UNITS)}, got {units!r}")
         if isinstance(layers, str) or not (layers is None or all(isinstance(name, str) for name in layers)):
-            raise RecordingError(f"record: expected layers to be a list of names, got {layers!r}")
+            raise RecordingError(f"{self.who}: expected layers to be a list of names, got {layers!r}")
         self.model, self.units = model, units
         self.calls: list[tuple[Site, Call]] = []  # of the first pass
         self._rectifiers: set[str] = set()  # sites of this pass that return a ReLU's output
@@ -72,7 +79,9 @@ class PatternReader:
         is_logits = isinstance(y, torch.Tensor) and y.is_floating_point() and y.dim() == 2 and y.shape[0] == 1
         self.classes = y.shape[1] if is_logits and y.shape[1] > 1 else None
         found, stands_for = layers_of(self.calls, self._units.only_pooled, units)
-        self.layers = choose(found, layers)
+        aliases = aliases_of(self.calls, stands_for, found)
+        self.layers = choose(found, layers, aliases, who)
+        self.aliases = {layer.name: aliases[layer.name] for layer in self.layers if layer.name in aliases}
         self.words = sum(layer.words for layer in self.layers)
         self._wanted = {layer.name: layer for layer in self.layers}
         self._absorbed = {relu for pool, relu in stands_for.items() if pool in self._wanted}
@@ -108,22 +117,37 @@ class PatternReader:
         used = self._absorbed - self._units.only_pooled
         if used:
             raise RecordingError(
-                f"record: {min(used)} went to its max pool alone for the first example and elsewhere too for others, "
-                "so the pool's pattern can't stand for it; use units='relu', or choose other layers"
+                f"{self.who}: {min(used)} went to its max pool alone for the first example and elsewhere too for "
+                "others, so the pool's pattern can't stand for it; use units='relu', or choose other layers"
             )
         return torch.cat([self._found[layer.name] for layer in self.layers], 1), y
 
     def _run(self, x: torch.Tensor) -> Any:
         self._rectifiers.clear()
         with evaluating(self.model), torch.no_grad(), self._units:
-            y = self.model(x)
+            try:
+                y = self.model(x)
+            except (RuntimeError, TypeError) as error:
+                self._refuse_whole_numbers(x, error)
+                raise
         for reason in _RANDOM:
             if any(reason in each for each in self._units.unsupported):
                 raise RecordingError(
-                    f"record: the model has {reason} even in evaluation mode (F.dropout needs training=self.training), "
-                    "so a pattern would not be the input's alone"
+                    f"{self.who}: the model has {reason} even in evaluation mode (F.dropout needs "
+                    "training=self.training), so a pattern would not be the input's alone"
                 )
         return y
+
+    def _refuse_whole_numbers(self, x: torch.Tensor, error: Exception) -> None:
+        """Images as bytes are no input of a layer with weights; other models take whole numbers (an embedding does)."""
+        parameter = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+        if parameter is None or x.is_floating_point() or x.is_complex():
+            return
+        raise RecordingError(
+            f"{self.who}: expected inputs that the model takes, {parameter.dtype} as its weights, got {x.dtype} "
+            f"{['N', *x.shape[1:]]}, with which it fails ({str(error).splitlines()[0]}); scale bytes as in training, "
+            "such as x.float() / 255"
+        ) from error
 
     def _sites(self) -> list[Site]:
         """Those of the modules that count. A skipped call of one of them would rename the later ones."""
@@ -137,7 +161,7 @@ class PatternReader:
         pairs = zip([*self._expected, None], [*met, None], strict=False)
         wanted, got = next(pair for pair in pairs if pair[0] != pair[1])
         raise RecordingError(
-            f"record: the model takes another path than for the first example: expected {_said(wanted)}, got "
+            f"{self.who}: the model takes another path than for the first example: expected {_said(wanted)}, got "
             f"{_said(got)}; a bit would mean another unit, so choose the layers that always run with layers=[…]"
         )
 
@@ -147,19 +171,19 @@ class PatternReader:
         layer = self._wanted.get(site.name)
         if self._is_after_relu(call) != self._after_relu[site.name] and site.kind == "max_pool":
             raise RecordingError(
-                f"record: {site.name} (max_pool): its input is a ReLU's output for some inputs and not for others, so "
-                "a winner's code would have two meanings; leave it out with layers=[…]"
+                f"{self.who}: {site.name} (max_pool): its input is a ReLU's output for some inputs and not for "
+                "others, so a winner's code would have two meanings; leave it out with layers=[…]"
             )
         batch_dims = {"max_pool": 4, "conv_relu_pool": 4}.get(site.kind)
         if call.input.shape[:1] != (self._rows,) or (batch_dims and call.input.dim() != batch_dims):
             raise RecordingError(
-                f"record: {site.name} ({site.kind}): expected the batch in the first dimension, {self._rows} for "
+                f"{self.who}: {site.name} ({site.kind}): expected the batch in the first dimension, {self._rows} for "
                 f"{self._rows} inputs, got {list(call.input.shape)}; leave it out with layers=[…]"
             )
         fused_winner = layer is not None and site.kind == "conv_relu_pool" and layer.coding == "winner"
         if fused_winner and call.args["negative_slope"] != 0:
             raise RecordingError(
-                f"record: {site.name}: units='winner' of a fused layer needs negative_slope=0, got "
+                f"{self.who}: {site.name}: units='winner' of a fused layer needs negative_slope=0, got "
                 f"{call.args['negative_slope']}; use plain layers, whose leaky ReLU and max pool are recorded both"
             )
 
@@ -210,14 +234,14 @@ def patterns(
     """The signatures of one batch, int64 [N, words]: Definition 1 of "Scalar Invariant Networks with Zero Bias".
 
     Layers follow each other in the order in which the model runs them, each from a new word on;
-    :class:`PatternReader` says which they are. The model runs in evaluation mode, without gradients, and is left in
-    its own mode.
+    :class:`PatternReader` says which they are. The model is put in evaluation mode by itself, runs without
+    gradients, and is left in its own mode.
 
     Args:
         model: any ``nn.Module``.
         x: [N, ...], at least one example; moved to the model's device and floating dtype.
         units: ``"relu"``, ``"output"`` or ``"winner"``; see :class:`PatternReader`.
-        layers: names of the sites that count, with ``*`` and ``?``; None for all.
+        layers: names of the sites that count, with ``*`` and ``?``; None for all; see :class:`PatternReader`.
 
     Raises:
         RecordingError: the model has no such layer, or one whose units can't be told for each example.
@@ -229,4 +253,4 @@ def patterns(
         raise RecordingError(
             f"patterns: expected x of shape [N, ...] with N of at least 1, got {list(x.shape)}"
         )
-    return PatternReader(model, x, units=units, layers=layers).read(x)[0]
+    return PatternReader(model, x, units=units, layers=layers, who="patterns").read(x)[0]

@@ -76,6 +76,7 @@ class Piece:
         inputs: float64 [B, ...].
         outputs: of the model at the anchors, float64 [B, C].
         predictions: int64 [B], the first of the largest logits.
+        held: the layers of units, in order, each held as it is at the anchors.
         names: of the layers of rows, in order; :data:`PREDICTION` is the last.
         strict: bool [B, rows] of each.
         bias: "" where the piece is linear and its region a cone; else what a bias reaches first.
@@ -142,18 +143,18 @@ class Piece:
             )
 
     def _hold(self) -> None:
-        self._held: list[Held] = []
+        self.held: list[Held] = []
 
         def hold(site: Site, z: torch.Tensor, slope: float, window: torch.Tensor | None) -> torch.Tensor:
             held = Held(site.name, slope, window, z)
-            self._held.append(held)
+            self.held.append(held)
             return held.output(z.unsqueeze(1)).squeeze(1)
 
         outputs = self._run(self.inputs, hold, None)
         self.predictions = outputs.argmax(1)
-        self.names = [held.name for held in self._held] + [PREDICTION]
+        self.names = [held.name for held in self.held] + [PREDICTION]
         classes = torch.arange(outputs.shape[1], device=outputs.device)
-        self.strict = [held.strict for held in self._held] + [classes < self.predictions.unsqueeze(1)]
+        self.strict = [held.strict for held in self.held] + [classes < self.predictions.unsqueeze(1)]
         if not _close(outputs, self.outputs):
             raise NotPiecewiseLinear(
                 f"{self.who}: the model does something between its units that can't be seen"
@@ -204,8 +205,8 @@ class Piece:
     def describe(self, layer: int, row: int) -> str:
         """Which unit a row of a layer belongs to."""
         return (
-            self._held[layer].describe(row)
-            if layer < len(self._held)
+            self.held[layer].describe(row)
+            if layer < len(self.held)
             else f"class {row} against the prediction"
         )
 
@@ -226,7 +227,7 @@ class Piece:
         """The held network's outputs [B, T, C]. ``visit(held, z)`` sees each layer's pre-activations [B, T, ...];
         with a mode ``visit(held, their errors or magnitudes, what is known of them)``."""
         batch = points.shape[:2]
-        left = iter(self._held)
+        left = iter(self.held)
 
         def go_on(site: Site, z: torch.Tensor, slope: float, window: torch.Tensor | None) -> torch.Tensor:
             held = next(left, None)

@@ -35,10 +35,11 @@ def record(
 ) -> Recording:
     """The signatures of every input of a loader (Definition 1 of "Scalar Invariant Networks with Zero Bias").
 
-    Rows come in the loader's order, so it should not shuffle. The model runs in evaluation mode, without gradients, and
-    is left in its own mode; the loader's tensors go to its device and, where floating-point, to its dtype. Fused layers
-    pack their bits as they compute (in direct sums whatever the precision, so what follows can differ by rounding from
-    a plain run), the others from their pre-activations. Memory holds one batch; all else is in the files.
+    Rows come in the loader's order, so it should not shuffle. The model is put in evaluation mode by itself, runs
+    without gradients, and is left in its own mode; the loader's tensors go to its device and, where floating-point, to
+    its dtype. Fused layers pack their bits as they compute (in direct sums whatever the precision, so what follows can
+    differ by rounding from a plain run), the others from their pre-activations. Memory holds one batch; all else is in
+    the files.
 
     A run cut off, even killed, goes on where it was when the same call is made again, and ends with the very bytes of
     an uncut one (on the same device and number of threads). The inputs already done are read again and compared.
@@ -47,7 +48,8 @@ def record(
         model: any ``nn.Module`` of one input.
         loader: gives batches: x [N, ...], (x,) or (x, labels), labels [N] of integers. Its length need not be known.
         units: ``"relu"``, ``"output"`` or ``"winner"``; see :class:`~zbkernels.nap.patterns.PatternReader`.
-        layers: names of the sites that count (``find_units`` lists them), with ``*`` and ``?``; None for all.
+        layers: names of the sites that count (``find_units`` lists them), with ``*`` and ``?``; None for all. Of
+            ``F.relu(self.fc1(x))`` also ``fc1``; see :class:`~zbkernels.nap.patterns.PatternReader`.
         out: folder to write; None for a temporary one, deleted with the recording.
         predictions: keep the argmax of the model's output where that is [N, classes] with at least two.
         overwrite: start over, whatever is there.
@@ -87,15 +89,16 @@ def _record(
     header = None if overwrite else read_header(folder)
     if header is not None:
         check_files(folder, header, verify=True)
-    batches = labelled_batches(loader)
+    batches = labelled_batches(loader, "record")
     first = next(batches, None)
     if first is None:
         raise RecordingError("record: the loader gave no inputs")
-    reader = PatternReader(model, first[0], units=units, layers=layers)
+    reader = PatternReader(model, first[0], units=units, layers=layers, who="record")
     made: dict[str, Any] = {
         "units": units,
         "choice": None if layers is None else list(layers),
         "layers": [layer.to_json() for layer in reader.layers],
+        "aliases": reader.aliases,
         "words": reader.words,
         "unsupported": list(reader.unsupported),
         "predictions": predictions and reader.classes is not None,

@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
@@ -32,7 +33,7 @@ from torch import nn
 from zbkernels import locks
 from zbkernels.files import read_json, write_json
 from zbkernels.nap.fingerprint import difference, fingerprint
-from zbkernels.nap.layers import UNITS, Layer, RecordingError, layers_from_json, named
+from zbkernels.nap.layers import UNITS, Layer, RecordingError, find_named, layers_from_json
 
 FORMAT = "zbkernels activation patterns"
 VERSION = 1
@@ -66,6 +67,7 @@ class Recording:
         self.signatures = _mapped(path, "signatures.bin", rows * words).view(rows, words)
         self.labels = _mapped(path, "labels.bin", rows) if self.made["loader"]["labels"] else None
         self.predictions = _mapped(path, "predictions.bin", rows) if self.made["predictions"] else None
+        self._aliases: dict[str, list[str]] = self.made.get("aliases", {})  # older headers have none
         self._temporary: TemporaryDirectory[str] | None = None
 
     def keep(self, temporary: TemporaryDirectory[str] | None) -> None:
@@ -107,23 +109,19 @@ class Recording:
         Raises:
             RecordingError: it is not in the recording.
         """
-        for layer in self.layers:
-            if layer.name == name:
-                return layer
-        raise RecordingError(
-            f"{self.path}: no layer {name!r}; there are {', '.join(each.name for each in self.layers)}"
-        )
+        exact = [layer for layer in self.layers if layer.name == name]
+        found = exact or find_named(self.layers, [escape(name)], self._aliases, f"{self.path}")
+        return found[0]
 
     def choose(self, names: Sequence[str] | None) -> tuple[Layer, ...]:
         """The layers of these names (``*`` and ``?`` as in a shell), each where it is; None for all.
 
+        Of ``F.relu(self.fc1(x))`` also ``fc1``, unless the recording was made before such names were kept.
+
         Raises:
-            RecordingError: a name is none of the recording's.
+            RecordingError: a name is none of the recording's, or that of several.
         """
-        for name in names or ():
-            if not any(named(layer, name) for layer in self.layers):
-                self.find(name)
-        return tuple(layer for layer in self.layers if names is None or any(named(layer, n) for n in names))
+        return find_named(self.layers, names, self._aliases, f"{self.path}")
 
     def words(self, layers: Sequence[Layer]) -> torch.Tensor:
         """The signatures of some layers, int64 [N, their words]: contiguous; of all layers the mapped ones."""
@@ -185,6 +183,12 @@ def _check_header(made: dict[str, Any], done: dict[str, Any]) -> None:
     for value in (done["complete"], made["predictions"], made["loader"]["labels"]):
         if not isinstance(value, bool):
             raise TypeError(f"expected true or false, got {value!r}")
+    aliases = made.get("aliases", {})
+    if not isinstance(aliases, dict):
+        raise TypeError(f"expected the layers' other names, got {str(aliases)[:40]}")
+    for names in aliases.values():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"expected a layer's other names to be text, got {str(names)[:40]}")
     found = sum(layer.words for layer in layers_from_json(made["layers"]))
     if found != words or made["units"] not in UNITS:
         raise ValueError(f"{found} words of layers in signatures of {words}")

@@ -13,10 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from zbkernels.nap.index import NapIndex
+from zbkernels.nap.layers import Layer
 
 ENGINES = ("here", "ray")
 _ROWS = 1 << 16  # of a recording at a time
@@ -125,6 +127,7 @@ def record_index(
 def index_recording(
     recording: Any,
     *,
+    layers: Sequence[str] | None = None,
     classes: int = 0,
     predictions: bool = False,
     example_ids: bool = False,
@@ -134,16 +137,20 @@ def index_recording(
 
     Args:
         recording: a :class:`zbkernels.nap.Recording`; its labels and predictions are used where they are asked for.
+        layers: names of the layers to index, with ``*`` and ``?``, as :meth:`Recording.choose` takes them: a pattern is
+            then their words, one after another. None for all.
         classes, predictions, example_ids, start: as for :class:`NapIndex`.
 
     Raises:
+        RecordingError: a layer is not in the recording.
         ValueError: labels or predictions are asked for and the recording has none, or they are out of range.
     """
     for name, wanted in (("labels", classes > 0), ("predictions", predictions)):
         if wanted and getattr(recording, name) is None:
             raise ValueError(f"index_recording: the recording has no {name}")
+    chosen = None if layers is None else recording.choose(layers)
     index = NapIndex(
-        recording.signatures.shape[1],
+        recording.signatures.shape[1] if chosen is None else sum(layer.words for layer in chosen),
         classes=classes,
         predictions=predictions,
         example_ids=example_ids,
@@ -152,11 +159,15 @@ def index_recording(
     for at in range(0, len(recording.signatures), _ROWS):
         rows = slice(at, at + _ROWS)
         index.insert(
-            recording.signatures[rows],
+            recording.signatures[rows] if chosen is None else _words(recording.signatures[rows], chosen),
             recording.labels[rows] if classes else None,
             recording.predictions[rows] if predictions else None,
         )
     return index
+
+
+def _words(signatures: torch.Tensor, layers: Sequence[Layer]) -> torch.Tensor:
+    return torch.cat([layer.of(signatures) for layer in layers], 1)
 
 
 def shards_of(length: int, shards: int, batch_size: int = 1) -> list[range]:

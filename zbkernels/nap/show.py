@@ -171,7 +171,12 @@ def neighbours(
 
 
 def certificates(
-    radii: LocalLinearMap, hulls: Sequence[Certificate], rows: list[int], labels: list[int] | None, title: str
+    radii: LocalLinearMap,
+    hulls: Sequence[Certificate],
+    rows: list[int],
+    labels: list[int] | None,
+    title: str,
+    vary: str = "all",
 ) -> Shown:
     table = _table(
         f"{title}: distance within which pattern and prediction are certain",
@@ -187,10 +192,25 @@ def certificates(
         radii.lost
         or "Without biases each region is a cone: pattern and prediction also hold for every positive multiple."
     )
-    if bool((radii.l2.unit == 0).any()):
-        yield "A distance of 0: a unit's input is exactly 0 there, as over a blank border; try --vary nonzero."
+    yield from map(escape, _zeros(radii, rows, vary))
     if hulls:
         yield _hulls(hulls)
+
+
+def _zeros(radii: LocalLinearMap, rows: list[int], vary: str) -> Iterator[str]:
+    """Why distances are 0, and what there is to do about it."""
+    zero = radii.l2.unit == 0
+    for tie, what in (
+        (False, "a unit's input is exactly 0 there"),
+        (True, "two positions of a max pool's window are exactly tied there"),
+    ):
+        found = (zero & (radii.l2.tie == tie)).nonzero().flatten().tolist()
+        if not found:
+            continue
+        images = ", ".join(str(rows[i]) for i in found[:5]) + (", …" if len(found) > 5 else "")
+        blank = bool((radii.inputs[found] == 0).any())
+        hint = "; where a blank border makes it so, try --vary nonzero" if vary == "all" and blank else ""
+        yield f"A distance of 0 (image {images}: {radii.l2.unit_name[found[0]]}): {what}{hint}."
 
 
 def _distances(radii: Radii, i: int) -> tuple[str, ...]:

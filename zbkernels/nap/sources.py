@@ -141,9 +141,26 @@ def load_model(source: str, images: Images, architecture: str | None, device: to
     return model.to(device)
 
 
-def _exported(path: Path) -> nn.Module:
+def check_model(source: str) -> None:
+    """Refuse what names no network, before the images, which may be missing, are read.
+
+    Raises:
+        NapError: as :func:`load_model`, as far as it can be told without images.
+    """
+    path = Path(source)
+    if path.suffix == ".pt2" and path.is_file():
+        _check_archive(path)
+    elif path.exists() or ":" not in source:
+        _weights_file(path)
+
+
+def _check_archive(path: Path) -> None:
     if not zipfile.is_zipfile(path):
         raise NapError(f"{path}: cannot be read as an exported program (it is no archive)")
+
+
+def _exported(path: Path) -> nn.Module:
+    _check_archive(path)
     try:
         return load_exported(path)
     except Exception as error:  # whatever part of the archive is broken
@@ -207,26 +224,35 @@ def _state(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     from zbkernels import checkpoint
     from zbkernels.tensor_file import load_tensors
 
-    folder = path if path.is_dir() else path.parent
+    settings = _settings((path if path.is_dir() else path.parent) / "settings.json")
+    file = _weights_file(path)
+    if file is None:
+        found = checkpoint.load(path)
+        if found is None:
+            raise NapError(f"{path}: its checkpoint has gone meanwhile")
+        tensors = {k.removeprefix("model."): v for k, v in found.tensors.items() if k.startswith("model.")}
+        return tensors, settings
+    try:
+        return load_tensors(file)[0], settings
+    except (OSError, ValueError) as error:
+        raise NapError(f"{file}: cannot be read ({error})") from error
+
+
+def _weights_file(path: Path) -> Path | None:
+    """Where a network's weights lie; None: in the checkpoint of a training that was cut off, or is going on."""
+    from zbkernels import checkpoint
+
     file = path / "model.safetensors" if path.is_dir() else path
-    settings = _settings(folder / "settings.json")
     if path.is_dir() and not file.is_file():
-        found = checkpoint.load(folder)
-        if found is not None:  # training was cut off, or is going on
-            tensors = {
-                k.removeprefix("model."): v for k, v in found.tensors.items() if k.startswith("model.")
-            }
-            return tensors, settings
+        if checkpoint.load(path) is not None:
+            return None
         units = sorted(str(each.parent) for each in path.glob("**/model.safetensors"))
         hint = f"; there are {', '.join(units[:4])}" if units else ""
         raise NapError(f"{path}: no model.safetensors is there{hint}")
     if not file.is_file() or file.suffix != ".safetensors":
         mend = "; write safetensors.torch.save_file(model.state_dict(), …), a pickle could run code"
         raise NapError(f"{path}: expected {MODELS}{mend if file.suffix in ('.pt', '.pth', '.bin') else ''}")
-    try:
-        return load_tensors(file)[0], settings
-    except (OSError, ValueError) as error:
-        raise NapError(f"{file}: cannot be read ({error})") from error
+    return file
 
 
 def _settings(path: Path) -> dict[str, Any]:

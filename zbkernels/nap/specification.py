@@ -373,11 +373,11 @@ def _patterns(
     if not isinstance(source, tuple) or len(source) != 2 or not isinstance(source[0], torch.nn.Module):
         raise TypeError(f"{who}: expected a Recording or (model, loader), got {type(source).__name__}")
     _check_units(who, units)
-    batches = labelled_batches(source[1])
+    batches = labelled_batches(source[1], who)
     first = next(batches, None)
     if first is None:
         raise ValueError(f"{who}: expected at least one input, got a loader without any")
-    reader = PatternReader(source[0], first[0], units=units, layers=layers)
+    reader = PatternReader(source[0], first[0], units=units, layers=layers, who=who)
 
     def read() -> Iterator[Rows]:
         for x, labels in _chain(first, batches):

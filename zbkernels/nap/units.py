@@ -65,6 +65,7 @@ class Call:
             ``dilation``, ``ceil_mode``, ``return_indices``, or ``input``, ``output_size``, ``return_indices``
             (max_pool); those of the op's schema (fused; ``units`` only where the model asks for a signature itself).
         source: the site whose output ``input`` is, unchanged; None where something else made it.
+        after: paths of the modules that returned ``input``, unchanged, from the innermost on.
         function: the function as ``units.function_name`` has it, such as ``relu_`` or ``zb::linear_relu_nap``.
     """
 
@@ -72,6 +73,7 @@ class Call:
     input: torch.Tensor
     args: Arguments
     source: Site | None
+    after: tuple[str, ...]
     function: str
     _run: Callable[[], Any]
 
@@ -118,6 +120,7 @@ class Units(TorchFunctionMode):
         self._seen = WeakIdKeyDictionary()  # tensors that came in, or that a function seen here made
         self._dirty: set[int] = set()  # storages of constants into which something else was written
         self._made_by = WeakIdKeyDictionary()  # output -> site
+        self._returned = WeakIdKeyDictionary()  # output -> paths of the modules that returned it
         self._pooled: set[str] = set()
         self._used: set[str] = set()
         self._hooks: list[Any] = []
@@ -162,7 +165,9 @@ class Units(TorchFunctionMode):
 
     def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._stack:
-            self._stack.pop()
+            path = self._stack.pop()
+            if isinstance(output, torch.Tensor) and path != ROOT:
+                self._returned[output] = (*self._returned.get(output, ()), path)
         if not self._stack:
             self._note_use(tensors_in(output))
 
@@ -173,6 +178,7 @@ class Units(TorchFunctionMode):
         self._pooled, self._used = set(), set()
         self._dirty = set()
         self._made_by = WeakIdKeyDictionary()
+        self._returned = WeakIdKeyDictionary()
         self._constants = WeakIdKeyDictionary()
         self._seen = WeakIdKeyDictionary()
         for module in self.model.modules():
@@ -250,6 +256,8 @@ class Units(TorchFunctionMode):
         self._dirty.add(memory)
         for made in [t for t in self._made_by if t.untyped_storage().data_ptr() == memory]:
             del self._made_by[made]  # its values are the unit's no longer
+        for returned in [t for t in self._returned if t.untyped_storage().data_ptr() == memory]:
+            del self._returned[returned]
 
     def _unit(self, name: str, kind: str, args: Arguments, run: Callable[[], Any]) -> Any:
         path = self._stack[-1]
@@ -261,7 +269,7 @@ class Units(TorchFunctionMode):
         if source is not None:
             (self._pooled if kind == "max_pool" else self._used).add(source.name)
         self.sites.append(site)
-        result = self.handler(site, Call(kind, x, args, source, name, run))
+        result = self.handler(site, Call(kind, x, args, source, self._returned.get(x, ()), name, run))
         if args.get("inplace"):
             self._overwritten(x)
         first = result[0] if isinstance(result, tuple) else result

@@ -25,7 +25,7 @@ from zbkernels.nap.linear import Inequalities, LocalLinearMap
 from zbkernels.nap.specification import Specification
 
 VERSIONS = ("1.0", "2.0")
-Box = tuple[torch.Tensor, torch.Tensor]
+Box = tuple[torch.Tensor | float, torch.Tensor | float]
 
 
 def write_vnnlib(
@@ -50,7 +50,7 @@ def write_vnnlib(
         prediction: put the rows f_c > f_j among the constraints too. The query is then unsatisfiable (in version 1.0
             but for ties, and with a ``slack`` altogether): a test of a verifier.
         slack: each inequality is written as >= slack, none as strict.
-        box: (least, largest) values of the inputs, each a tensor of one input's shape or of none, which many
+        box: (least, largest) values of the inputs, each a number or a tensor of one input's shape, which many
             verifiers need. None: none is written, and a cone is unbounded.
         version: ``"1.0"`` or ``"2.0"``, where X has the shape [1, ...] of one input.
 
@@ -201,16 +201,24 @@ def _box_lines(who: str, names: _Names, box: Box | None) -> Iterator[str]:
     if box is None:
         return
     try:
-        low, high = (t.detach().double().expand(names.shape).flatten() for t in box)
+        low, high = (torch.as_tensor(t).detach().cpu().double().expand(names.shape).flatten() for t in box)
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{who}: expected box to be two tensors of shape {list(names.shape)} or of none"
+            f"{who}: expected box to be two numbers or tensors of shape {list(names.shape)}, got {_kinds(box)}"
         ) from error
     if not bool(torch.isfinite(low).all() and torch.isfinite(high).all() and (low <= high).all()):
         raise ValueError(f"{who}: expected a finite box with least <= largest values")
     for i, (least, largest) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
         yield f"(assert (>= {names.x(i)} {number(least)}))"
         yield f"(assert (<= {names.x(i)} {number(largest)}))"
+
+
+def _kinds(box: object) -> str:
+    parts = box if isinstance(box, (tuple, list)) else (box,)
+    return ", ".join(
+        f"a tensor {list(part.shape)}" if isinstance(part, torch.Tensor) else repr(part)[:60]
+        for part in parts
+    )
 
 
 def _region_lines(names: _Names, region: Inequalities, prediction: bool, slack: float) -> Iterator[str]:

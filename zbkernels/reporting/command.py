@@ -71,6 +71,8 @@ def _line(run: Run) -> str:
     hold = sum(table.count(f"| **{verdict}** |") for verdict in (HOLDS, WITHIN_SPREAD))
     tested = hold + table.count(f"| **{FAILS}** |")
     claims = f", {hold} of {tested} claims hold" if tested else ""
+    if tested and run.badge:
+        claims += f" ({run.badge})"
     return f"{run.folder}: {run.state}{claims}"
 
 

@@ -75,7 +75,9 @@ class _Shown:
 
     @property
     def took(self) -> str:
-        return "" if self.run.seconds is None else duration(self.run.seconds)
+        if self.run.seconds is not None:
+            return duration(self.run.seconds)
+        return "not recorded" if self.run.state == FINISHED else ""
 
     @property
     def started(self) -> str:
@@ -104,7 +106,8 @@ def page(runs: Sequence[Run], made: float | None = None) -> str:
     shown = [_shown(run, used) for run in ordered]
     totals: Counter[str] = Counter()
     for each in shown:
-        totals.update(each.report.verdicts)
+        if not each.run.smoke:
+            totals.update(each.report.verdicts)
     environment = Environment(
         loader=PackageLoader("zbkernels.reporting", "template"),
         autoescape=True,
@@ -115,6 +118,7 @@ def page(runs: Sequence[Run], made: float | None = None) -> str:
     style, script = (_source(environment, name) for name in ("page.css", "page.js"))
     return environment.get_template("page.html.jinja").render(
         shown=shown,
+        smoke=sum(each.run.smoke and each.tested > 0 for each in shown),
         same=Counter(run.name for run in ordered),
         totals=totals,
         tested=sum(totals[kind] for kind in _ORDER if kind != "untested"),
@@ -166,6 +170,8 @@ def _alt(shown: _Shown, path: Path) -> str:
         parts.append(run.about_figure)
     if shown.tested:
         parts.append(f"{shown.hold} of the {shown.tested} claims tested hold")
+    if run.badge:
+        parts.append(run.badge)
     if shown.report.sections:
         parts.append("The numbers are in the tables of this run")
     return ". ".join(part.rstrip(".") for part in parts if part) + "."

@@ -12,6 +12,11 @@ from typing import Any
 FINISHED, UNFINISHED, TIMED, DAMAGED = "finished", "unfinished", "timed only", "damaged"
 STATES = (FINISHED, UNFINISHED, TIMED, DAMAGED)
 _MARKS = ("metrics.json", "config.json", "timing.json")  # any of these, or units/, makes a folder a run
+SMOKE = "smoke"
+BADGES = {
+    SMOKE: "smoke preset: a check that it runs, no verdict on the paper",
+    "quick": "quick preset: a smaller run than the paper's",
+}
 _MOST_BYTES = (
     256 << 20
 )  # of a JSON or Markdown file that is read: the largest committed metrics have a hundredth
@@ -53,6 +58,16 @@ class Run:
     seconds: float | None = None
     units: list[UnitState] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def badge(self) -> str:
+        """What keeps its verdicts from being the paper's; "" of a run of the paper's kind."""
+        return BADGES.get(self.preset, "")
+
+    @property
+    def smoke(self) -> bool:
+        """Whether it only shows that the experiment runs: its verdicts do not count."""
+        return self.preset == SMOKE
 
 
 def find(folders: Iterable[Path]) -> Iterator[Path]:
@@ -112,6 +127,8 @@ def _read_finished(run: Run, metrics: dict[str, Any]) -> None:
             if not isinstance(table, str):
                 raise TypeError(f"its table is a {type(table).__name__}")
             run.table = table
+            about = get(run.name).about_figure
+            run.about_figure = about(metrics) if about is not None else run.about_figure
         except Exception as error:  # whatever a damaged file makes a report's arithmetic do
             _damaged(run, f"metrics.json: not the metrics of an experiment ({_said(error)})")
     if run.table is None:
