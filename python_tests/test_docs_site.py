@@ -18,6 +18,7 @@ if not SITE.exists():
 sys.path.insert(0, str(SITE))
 
 import build as site  # noqa: E402 - docs/site is no package
+
 import zbkernels  # noqa: E402
 
 

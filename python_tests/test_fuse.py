@@ -15,8 +15,9 @@ from plain_dense import FPN, SiameseNet
 from torch import nn
 
 import zbkernels as zb
-from zbkernels.nn.fusion import FusionReport
+from zbkernels.nn.fusion import FusionReport, gains
 from zbkernels.nn.fusion.apply import fuse, unfuse
+from zbkernels.nn.fusion.chains import Chain
 from zbkernels.nn.fusion.rewritten import is_fused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -513,7 +514,49 @@ def test_the_older_onnx_exporter_sees_the_layers_as_they_were_written() -> None:
     assert found[:6] == ["Conv", "Relu", "MaxPool", "Conv", "MaxPool", "Relu"]
 
 
+def test_a_disturbed_measurement_goes_by_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which no two tries take the same, and one on which only the first does not."""
+    x = torch.randn(1, 4, 8, 8)
+    chain = Chain(
+        "conv2d", [], {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "negative_slope": 0.0}
+    )
+    chain.arguments |= {
+        "pool": "max",
+        "pool_kernel": 2,
+        "pool_stride": None,
+        "pool_padding": 0,
+        "ceil_mode": False,
+    }
+    weight = torch.randn(4, 4, 3, 3)
+
+    def with_times(times: list[float]) -> gains.Choice:
+        ticks = iter(tick for time in times for tick in (0.0, time))
+        monkeypatch.setattr(gains, "_now", lambda x: next(ticks))
+        return gains.measured(chain, x, weight, training=False)
+
+    noisy = with_times([2.0**n for n in range(100)])
+    assert noisy.take and noisy.gain is None
+    assert noisy.why.startswith(
+        "forward of [1, 4, 8, 8] could not be measured, other work disturbs it (0.50 times"
+    )
+    assert noisy.why.endswith("; by the rule: the un-pooled map is not written")
+    warm_up = [9.0] * 2 * gains.WARM_UP
+    steady = with_times([*warm_up, 50.0, 1.0, *[2.0, 1.05] * 20])
+    assert steady.take and steady.gain == pytest.approx(2.0)
+    slower = with_times([*warm_up, *[1.0, 2.0] * 20])
+    assert not slower.take and slower.gain == pytest.approx(0.5)
+
+
 def test_bad_arguments_are_named() -> None:
+    with pytest.raises(TypeError, match="fuse: 'the model' is compiled; fuse the model before"):
+        fuse(torch.compile(net()))
+    with pytest.raises(TypeError, match="expected x to be an input or a tuple of inputs, got dict"):
+        fuse(net(), {"x": images()})
+    with pytest.raises(ValueError, match=r"fuse: the model cannot be run on x \(RuntimeError: .*channels"):
+        fuse(net(), torch.randn(3, 2, 14, 14))
+    with pytest.raises(TypeError, match="enable_inductor_pass: expected True or False, got Net"):
+        zb.enable_inductor_pass(net())  # type: ignore[arg-type]
+
     with pytest.raises(TypeError, match=r"fuse: expected model to be an nn.Module, got function"):
         fuse(F.relu)  # type: ignore[arg-type]
     with pytest.raises(

@@ -102,3 +102,20 @@ def test_forward_nap_of_the_layers() -> None:
     assert torch.equal(y, layer(x)) and torch.equal(sig, zb.nap_pack(y))
     rows, bits = zb.nn.LinearReLU(36, 70).forward_nap(y.flatten(1))
     assert torch.equal(bits, zb.nap_pack(rows))
+
+
+def test_the_arguments_of_the_replaced_layers_are_taken() -> None:
+    """bias=False stands in each line that one replaces; what the layers can't do is named with the way out."""
+    conv = zb.nn.ConvReLUPool2d(3, 8, 3, 1, 1, 1, 1, False, "zeros")
+    assert repr(conv) == repr(zb.nn.ConvReLUPool2d(3, 8, 3, padding=1, bias=False, padding_mode="zeros"))
+    assert zb.nn.LinearReLU(7, 5, False).negative_slope == 0.0
+    assert zb.nn.LinearReLU(7, 5, bias=False, dtype=torch.float64).weight.dtype == torch.float64
+    for make in (
+        lambda: zb.nn.ConvReLUPool2d(3, 8, 3, bias=True),
+        lambda: zb.nn.LinearReLU(7, 5, bias=True),
+        lambda: zb.nn.LinearReLU(7, 5, True),
+    ):
+        with pytest.raises(ValueError, match=r"expected bias=False, got True: .*remove_bias"):
+            make()
+    with pytest.raises(ValueError, match="expected padding_mode='zeros', got 'reflect'"):
+        zb.nn.ConvReLUPool2d(3, 8, 3, padding_mode="reflect")

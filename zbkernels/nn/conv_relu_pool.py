@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zbkernels.nn.no_bias import check_no_bias
 from zbkernels.ops._geometry import Geometry, IntOrPair, pair
 from zbkernels.ops.conv_relu_pool2d import conv_relu_pool2d, resolve_padding
 from zbkernels.ops.conv_relu_pool2d_nap import conv_relu_pool2d_nap
@@ -16,7 +17,8 @@ from zbkernels.ops.conv_relu_pool2d_nap import conv_relu_pool2d_nap
 class ConvReLUPool2d(nn.Module):
     """``pool(act(conv2d(x, weight)))`` without a bias; a checkpoint of ``nn.Conv2d(bias=False)`` loads into it.
 
-    The first seven arguments are ``nn.Conv2d``'s, the pool's are those of ``nn.MaxPool2d`` and ``nn.AvgPool2d``.
+    The first nine arguments are ``nn.Conv2d``'s, of which ``bias`` and ``padding_mode`` have one value; the pool's are
+    those of ``nn.MaxPool2d`` and ``nn.AvgPool2d``.
 
     Args:
         pool: ``"max"``, ``"avg"`` or ``"none"``.
@@ -26,7 +28,8 @@ class ConvReLUPool2d(nn.Module):
     ``nn.Conv2d``'s does.
 
     Raises:
-        ValueError: arguments of the wrong form or range, as :func:`zbkernels.conv_relu_pool2d` says.
+        ValueError: a bias or another padding mode; arguments of the wrong form or range, as
+            :func:`zbkernels.conv_relu_pool2d` says.
     """
 
     def __init__(
@@ -38,6 +41,8 @@ class ConvReLUPool2d(nn.Module):
         padding: IntOrPair | str = 0,
         dilation: IntOrPair = 1,
         groups: int = 1,
+        bias: bool = False,
+        padding_mode: str = "zeros",
         *,
         pool: str = "max",
         pool_kernel: IntOrPair = 2,
@@ -51,6 +56,9 @@ class ConvReLUPool2d(nn.Module):
     ) -> None:
         super().__init__()
         name = "ConvReLUPool2d"
+        check_no_bias(name, bias)
+        if padding_mode != "zeros":
+            raise ValueError(f"{name}: expected padding_mode='zeros', got {padding_mode!r}; pad x before it")
         kernel = pair(name, "kernel_size", kernel_size, 1)
         if in_channels < 1 or out_channels < 1 or groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from zbkernels.nn.no_bias import check_no_bias
 from zbkernels.ops.linear_relu import linear_relu
 from zbkernels.ops.linear_relu_nap import linear_relu_nap
 
@@ -17,13 +18,15 @@ class LinearReLU(nn.Module):
     Args:
         in_features: size of the last dimension of x.
         out_features: size of the last dimension of the result.
-        negative_slope: of the activation, in [0, 1]; 0 is ReLU, 1 none (a network's last layer).
+        negative_slope: of the activation, in [0, 1]; 0 is ReLU, 1 none (a network's last layer). Stands where
+            ``nn.Linear`` has its bias, so False is taken as that.
+        bias: False, as where ``nn.Linear`` is replaced.
 
     Shape: x [..., in_features] -> [..., out_features]. ``weight`` [out_features, in_features] starts as
     ``nn.Linear``'s does.
 
     Raises:
-        ValueError: negative sizes, or a slope outside [0, 1].
+        ValueError: a bias, negative sizes, or a slope outside [0, 1].
     """
 
     def __init__(
@@ -32,10 +35,14 @@ class LinearReLU(nn.Module):
         out_features: int,
         negative_slope: float = 0.0,
         *,
+        bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_no_bias("LinearReLU", bias)
+        if isinstance(negative_slope, bool):
+            check_no_bias("LinearReLU", negative_slope)
         if in_features < 0 or out_features < 0:
             raise ValueError(
                 f"LinearReLU: expected sizes of at least 0, got {in_features} and {out_features}"

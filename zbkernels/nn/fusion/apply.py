@@ -44,8 +44,8 @@ def fuse(model: nn.Module, x: Any = None, *, when: str | None = None) -> FusionR
         The report: what was fused, with the gain measured, and what was not and why.
 
     Raises:
-        TypeError: ``model`` is no module, or TorchScript.
-        ValueError: another ``when``, or "measured" without ``x``.
+        TypeError: ``model`` is no module, TorchScript, or compiled; ``x`` is a dict.
+        ValueError: another ``when``, or "measured" without ``x``; the model cannot be run on ``x``.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"fuse: expected model to be an nn.Module, got {type(model).__name__}")
@@ -55,9 +55,18 @@ def fuse(model: nn.Module, x: Any = None, *, when: str | None = None) -> FusionR
             f"one of {', '.join(_WHEN)}" if when not in _WHEN else "'rule' or 'always' where x is not given"
         )
         raise ValueError(f"fuse: expected when to be {known}, got {when!r}")
+    if isinstance(x, dict):
+        raise TypeError(
+            "fuse: expected x to be an input or a tuple of inputs, got dict: fused forwards take no keywords"
+        )
     for path, module in model.named_modules():
+        where = path or "the model"
         if isinstance(module, torch.jit.ScriptModule):
-            raise TypeError(f"fuse: expected modules in Python, got TorchScript in {path or 'the model'!r}")
+            raise TypeError(f"fuse: expected modules in Python, got TorchScript in {where!r}")
+        if (
+            type(module).__name__ == "OptimizedModule"
+        ):  # of torch._dynamo, which is not imported for a look at it
+            raise TypeError(f"fuse: {where!r} is compiled; fuse the model before torch.compile")
     unfuse(model)
     found, left = _candidates(model)
     if when == "measured":
@@ -168,7 +177,13 @@ def _measure(model: nn.Module, x: Any, found: dict[Place, Chain]) -> dict[Place,
             ops = {key: watching((path, key), chain) for key, chain in chains.items()}
             rewritten.install(model.get_submodule(path), frozenset(chains), ops)
         with _without_a_trace(model), torch.set_grad_enabled(model.training):
-            model(*x) if isinstance(x, (tuple, list)) else model(x)
+            try:
+                model(*x) if isinstance(x, (tuple, list)) else model(x)
+            except Exception as error:  # whatever someone's forward raises
+                said = next(iter(str(error).strip().splitlines()), "")
+                raise ValueError(
+                    f"fuse: the model cannot be run on x ({type(error).__name__}: {said})"
+                ) from error
     finally:
         unfuse(model)
     return choices

@@ -69,6 +69,11 @@ def op_and_arguments(chain: Chain) -> tuple[Any, dict[str, Any]]:
 
 def enable_inductor_pass(enabled: bool = True, *, when: str = "rule") -> None:
     """As :func:`zbkernels.enable_inductor_pass` says."""
+    if not isinstance(enabled, bool):
+        raise TypeError(
+            f"enable_inductor_pass: expected True or False, got {type(enabled).__name__}: it is for every "
+            "graph that is compiled from then on, of any model"
+        )
     rules = {"rule": gains.by_rule, "always": gains.always}
     if when not in rules:
         raise ValueError(f"enable_inductor_pass: expected when to be one of {', '.join(rules)}, got {when!r}")
