@@ -53,6 +53,7 @@ def test_each_row_of_the_table_is_so() -> None:
         kind = "Conv2d" if "Conv2d" in left else "Linear"
         layers = [f"nn.{each.replace('…', given[kind])}" for each in re.findall(r"`([^`]+)`", left)]
         plain = nn.Sequential(*(eval(each, {"nn": nn}) for each in layers))
+        right = right.replace("…", "…, bias=False", 1)
         ours = eval(re.findall(r"`([^`]+)`", right)[0].replace("…", given[kind]), vars(zb.nn))
         ours.load_state_dict(plain[0].state_dict())
         torch.testing.assert_close(ours(x[kind]), plain(x[kind]), rtol=1e-4, atol=1e-5)
