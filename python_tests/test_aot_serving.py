@@ -98,6 +98,67 @@ def test_input_of_another_size_is_named(folder: Path, tmp_path: Path) -> None:
     assert told.stderr == f"serve: {tmp_path}/images.bin: expected a multiple of 3136 bytes, got 3\n"
 
 
+def test_a_missing_or_damaged_package_is_one_line_with_its_name(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "exported/model.pt2").read_bytes()
+    (tmp_path / "cut.pt2").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.pt2").write_text("no archive\n")
+    for name in ("cut", "text", "missing"):
+        package = tmp_path / f"{name}.pt2"
+        told = serve(folder, zb.library_path(), package, folder / "exported/input.bin", tmp_path)
+        assert told.returncode == 1 and told.stdout == ""
+        assert told.stderr.startswith(f"serve: the package {package} could not be loaded: Failed to init")
+        assert told.stderr.count("\n") == 1
+
+
+def test_more_images_than_exported_for_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "many.bin").write_bytes(bytes(1025 * 28 * 28 * 4))
+    arguments = (zb.library_path(), folder / "exported/model.pt2", tmp_path / "many.bin", tmp_path)
+    told = serve(folder, *arguments)
+    assert told.returncode == 1 and not list(tmp_path.glob("logits*"))
+    assert told.stderr.splitlines()[-1] == (
+        f"serve: the package did not run on {tmp_path}/many.bin: input_handles[0]: dim value is too large at 0, "
+        "expected to be <= 1024, but got: 1025"
+    )
+    assert serve(folder, *arguments, AOTI_RUNTIME_CHECK_INPUTS="0").returncode == 0  # torch's own behaviour
+
+
+def test_from_python_as_the_readme_has_it(folder: Path) -> None:
+    """Ops come with the import, and shapes that the package was not exported for are refused."""
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```$", (EXAMPLE / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    program = f"""
+import torch
+try:
+    torch._inductor.aoti_load_package("out/model.pt2")
+except RuntimeError as error:
+    print("without the ops:", "Could not find schema for zb::conv_relu_pool2d" in str(error))
+{block}
+print(tuple(logits.shape), tuple(signatures.shape))
+for shape in ((1, 1, 28, 28), (1024, 1, 28, 28), (1025, 1, 28, 28), (3, 1, 27, 28), (3, 2, 28, 28), (1, 28, 28)):
+    try:
+        print(shape, tuple(model(torch.ones(shape))[0].shape))
+    except RuntimeError as error:
+        print(shape, str(error).strip())
+"""
+    env = {**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1]), "OMP_NUM_THREADS": "1"}
+    env.pop("AOTI_RUNTIME_CHECK_INPUTS", None)
+    (folder / "out").symlink_to("exported")
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    told = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines() == [
+        "without the ops: True",
+        "(5, 10) (5, 98)",
+        "(1, 1, 28, 28) (1, 10)",
+        "(1024, 1, 28, 28) (1024, 10)",
+        "(1025, 1, 28, 28) input_handles[0]: dim value is too large at 0, expected to be <= 1024, but got: 1025",
+        "(3, 1, 27, 28) input_handles[0]: unmatched dim value at 2, expected: 28, but got: 27",
+        "(3, 2, 28, 28) input_handles[0]: unmatched dim value at 1, expected: 1, but got: 2",
+        "(1, 28, 28) input_handles[0]: unmatched dim value at 1, expected: 1, but got: 28",
+    ]
+
+
 def test_library_path_says_what_it_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert zb.library_path() == zb.library_path("cpu") and zb.library_path().name == "_C_cpu.so"
     with pytest.raises(ValueError, match="library_path: expected device to be 'cpu' or 'cuda', got 'xpu'"):

@@ -77,7 +77,7 @@ def libraries() -> dict[str, LibraryState]:
 
 
 def library_path(device: str = "cpu") -> Path:
-    """Where the library of the ops is, for a C++ program that runs an AOTInductor package: it ``dlopen``s this file.
+    """Where the library of the ops is, for a C++ program that runs an AOTInductor package: what it is to ``dlopen``.
 
     The CPU library defines the ops ``zb::*`` and needs no Python. The CUDA library adds kernels to them, so a program
     for a GPU loads the CPU library first and then this one.

@@ -10,6 +10,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("docs/installation.md", "README.md", "docs/command-line.md"),
     "Tutorials": (
         "docs/fuse.md",
+        "docs/layers-by-hand.md",
         "docs/workflows.md",
         "docs/invariance.md",
         "docs/nap.md",
@@ -40,6 +41,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "CONTRIBUTING.md",
         "docs/decisions.md",
         "docs/packaging.md",
+        "docs/wheel-matrix.md",
         "docs/releasing.md",
         "CHANGELOG.md",
     ),

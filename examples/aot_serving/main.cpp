@@ -2,15 +2,18 @@
 //
 //   serve LIBRARY MODEL INPUT FOLDER
 //
-// LIBRARY is what `python -c "import zbkernels; print(zbkernels.library_path())"` prints: it defines the ops zb::*.
-// INPUT holds raw float32 images of 1x28x28, as many as there are. Writes FOLDER/logits.bin and FOLDER/signatures.bin.
+// LIBRARY is what `python -c "import zbkernels; print(zbkernels.library_path())"` prints: it defines the ops
+// zb::*. INPUT holds raw float32 images of 1x28x28, as many as there are. Writes FOLDER/logits.bin and
+// FOLDER/signatures.bin.
 #include <dlfcn.h>
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <iostream>
@@ -24,7 +27,8 @@ namespace {
 constexpr int64_t kHeight = 28;
 constexpr int64_t kWidth = 28;
 
-// The kernels register themselves while the library is loaded. It stays loaded: the dispatcher keeps their addresses.
+// The kernels register themselves while the library is loaded. It stays loaded: the dispatcher keeps their
+// addresses.
 void load_ops(const std::string& library) {
   if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     throw std::runtime_error(std::string("the library of ops could not be loaded: ") + dlerror());
@@ -47,6 +51,33 @@ at::Tensor read_images(const std::string& path) {
   return at::from_blob(const_cast<char*>(bytes.data()), {count, 1, kHeight, kWidth}, at::kFloat).clone();
 }
 
+// The first line of what libtorch says: below it stands where in libtorch that was.
+std::string in_one_line(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+torch::inductor::AOTIModelPackageLoader load_model(const std::string& path) {
+  // A package checks its input only where this is set, and else computes something from an image of another
+  // size. Each package looks once, in its first run.
+  setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
+  try {
+    return torch::inductor::AOTIModelPackageLoader(path);
+  } catch (const std::exception& error) {
+    throw std::runtime_error("the package " + path + " could not be loaded: " + in_one_line(error));
+  }
+}
+
+std::vector<at::Tensor> run(torch::inductor::AOTIModelPackageLoader& model, const at::Tensor& images,
+                            const std::string& path) {
+  try {
+    return model.run({images});
+  } catch (const std::exception& error) {
+    throw std::runtime_error("the package did not run on " + path + ": " + in_one_line(error));
+  }
+}
+
 void write_values(const std::string& path, const at::Tensor& values) {
   const at::Tensor dense = values.contiguous();
   std::ofstream file(path, std::ios::binary);
@@ -63,15 +94,15 @@ int main(int argc, char** argv) {
   }
   try {
     load_ops(argv[1]);
-    torch::inductor::AOTIModelPackageLoader model(argv[2]);
+    torch::inductor::AOTIModelPackageLoader model = load_model(argv[2]);
     const std::string folder = argv[4];
     const at::Tensor images = read_images(argv[3]);
-    const std::vector<at::Tensor> results = model.run({images});
+    const std::vector<at::Tensor> results = run(model, images, argv[3]);
     write_values(folder + "/logits.bin", results.at(0));
     write_values(folder + "/signatures.bin", results.at(1));
     std::cout << images.size(0) << " images -> " << results[0].sizes() << "\n";
   } catch (const std::exception& error) {
-    std::cerr << "serve: " << error.what() << "\n";
+    std::cerr << "serve: " << in_one_line(error) << "\n";
     return 1;
   }
   return 0;

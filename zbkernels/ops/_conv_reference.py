@@ -19,9 +19,13 @@ Tensors3 = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _conv(x: torch.Tensor, weight: torch.Tensor, g: Geometry) -> torch.Tensor:
-    # A kernel of one position ignores its dilation, which may then be of any size.
-    dilation = tuple(1 if weight.shape[d + 2] == 1 else g.dilation[d] for d in (0, 1))
-    return F.conv2d(x, weight, None, g.stride, g.padding, dilation, g.groups)
+    return F.conv2d(x, weight, None, g.stride, g.padding, used_dilation(weight, g), g.groups)
+
+
+def used_dilation(weight: torch.Tensor, g: Geometry) -> tuple[int, int]:
+    """A kernel of one position ignores its dilation, which may then be of any size."""
+    rows, columns = (1 if g.dilation[d] == 1 or weight.shape[d + 2] == 1 else g.dilation[d] for d in (0, 1))
+    return rows, columns
 
 
 def _pool(act: torch.Tensor, g: Geometry) -> torch.Tensor:
@@ -44,6 +48,15 @@ def value_reference(
 ) -> torch.Tensor:
     """``pool(act(conv2d(x, weight) + residual))``, differentiable any number of times."""
     return _act_pool(_pre(x, weight, g, residual), x, g)
+
+
+def in_any_format(
+    x: torch.Tensor, weight: torch.Tensor, g: Geometry, residual: torch.Tensor | None
+) -> torch.Tensor:
+    """The same values in the memory format that torch's operations leave them in; it asks for no size and no stride,
+    so ``g.dilation`` is already :func:`used_dilation`'s."""
+    pre = F.conv2d(x, weight, None, g.stride, g.padding, g.dilation, g.groups)
+    return _pool(activation(pre if residual is None else pre + residual, g.negative_slope), g)
 
 
 def _act_pool(pre: torch.Tensor, x: torch.Tensor, g: Geometry) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """What ``torch.onnx.export`` writes in place of an op: torch's own operations, of which it knows each.
 
 Only the exporter is meant to look into this table; ``torch.compile`` and ``torch.export`` keep the ops as they are. The
-NAP ops are not in it: no operation of ONNX packs bits into words, and the exporter says so by the op's name.
+NAP ops are not in it: no operation of ONNX packs bits into words, and the exporter says so by the op's name. The older
+exporter, which traces, is not served from here but by the public functions (``_onnx_tracing.py``).
 
 Fake tensors of symbolic sizes look into it too, unless torch's table of Python metas has the op: so that gets the op's
 own fake. Else a compiled graph takes on what torch's operations ask of sizes (its convolution on a CPU asks whether the

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from zbkernels import _loader
-from zbkernels.ops import _backend, _choice, _small_calls, _tf32
+from zbkernels.ops import _backend, _choice, _onnx_tracing, _small_calls, _tf32
 from zbkernels.ops._conv_autograd import (
     REGISTERED,
     ConvReLUPoolFunction,
@@ -29,6 +29,8 @@ from zbkernels.ops._conv_reference import (
     backward_reference,
     by_steps,
     forward_reference,
+    in_any_format,
+    used_dilation,
     value_reference,
 )
 from zbkernels.ops._conv_samples import backward_samples, forward_samples, samples
@@ -400,22 +402,19 @@ def conv_relu_pool2d(
             key = _small_calls.with_residual(key, residual)
         if key is not None and (y := _small_calls.run(key, x, weight, residual)) is not None:
             return y
+    pool_arguments = {
+        "pool": pool,
+        "pool_kernel": pool_kernel,
+        "pool_stride": pool_stride,
+        "pool_padding": pool_padding,
+        "ceil_mode": ceil_mode,
+        "count_include_pad": count_include_pad,
+        "negative_slope": negative_slope,
+    }
+    if not torch.compiler.is_dynamo_compiling() and _onnx_tracing.active():
+        return _for_onnx(x, weight, residual, stride, padding, dilation, groups, **pool_arguments)
     x, weight, g = normalise(
-        "conv_relu_pool2d",
-        x,
-        weight,
-        stride,
-        padding,
-        dilation,
-        groups,
-        "",
-        pool=pool,
-        pool_kernel=pool_kernel,
-        pool_stride=pool_stride,
-        pool_padding=pool_padding,
-        ceil_mode=ceil_mode,
-        count_include_pad=count_include_pad,
-        negative_slope=negative_slope,
+        "conv_relu_pool2d", x, weight, stride, padding, dilation, groups, "", **pool_arguments
     )
     if residual is not None:
         residual = normalise_residual("conv_relu_pool2d", x, weight, residual, g)
@@ -429,6 +428,36 @@ def conv_relu_pool2d(
     if key is not None:
         return _small_calls.keep(key, partial(call_op, x, weight, g, residual), residual is not None)
     return call_op(x, weight, g, residual)
+
+
+def _for_onnx(
+    x: Any,
+    weight: Any,
+    residual: Any,
+    stride: IntOrPair,
+    padding: IntOrPair | str,
+    dilation: IntOrPair,
+    groups: int,
+    **pool: Any,
+) -> torch.Tensor:
+    """The call in torch's own operations, checked as every call; see ``_onnx_tracing.py``."""
+    with _onnx_tracing.paused():
+        padded, cast, g = normalise(
+            "conv_relu_pool2d", x, weight, stride, padding, dilation, groups, "", **pool
+        )
+        if residual is not None:
+            normalise_residual("conv_relu_pool2d", padded, cast, residual, g)
+        g = g._replace(dilation=used_dilation(weight, g))
+        rows, columns = (padded.shape[d] - x.shape[d] for d in (-2, -1))
+    x, weight = autocast_operands(x, weight)
+    if rows or columns:
+        x = F.pad(x, (0, columns, 0, rows))
+    if residual is not None:
+        residual = autocast_operands(residual)[0]
+    if x.dim() == 4:
+        return in_any_format(x, weight, g, residual)
+    one = in_any_format(x[None], weight, g, None if residual is None else residual[None])
+    return one.squeeze(0)  # the exporter's pools take no single image
 
 
 def call_op(x: torch.Tensor, weight: torch.Tensor, g: Geometry, residual: Residual) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from zbkernels.ops import _backend, _tf32
+from zbkernels.ops import _backend, _onnx_tracing, _tf32
 from zbkernels.ops._op import (
     Op,
     Sample,
@@ -161,6 +161,11 @@ def linear_relu(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0
         TypeError: not tensors of one of these dtypes.
         ValueError: shapes or devices that don't fit, or a slope outside [0, 1].
     """
+    if not torch.compiler.is_dynamo_compiling() and _onnx_tracing.active():
+        x, weight = autocast_operands(x, weight)
+        with _onnx_tracing.paused():
+            check("linear_relu", x, weight, negative_slope)
+        return activation(torch.nn.functional.linear(x, weight), negative_slope)
     x, weight = autocast_operands(x, weight)
     check("linear_relu", x, weight, negative_slope)
     kernel = _backend.choose_kernel(OP, x, weight, negative_slope)
