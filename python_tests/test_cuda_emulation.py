@@ -220,6 +220,20 @@ def test_training_through_the_public_op(make_grad: str) -> None:
         assert torch.equal(ours, repeated)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 16])
+def test_padding_is_a_zero_that_a_weight_of_infinity_turns_into_nan(channels: int) -> None:
+    """In every kernel, as in torch's float64 convolution; torch's own float32 one skips padding on some processors."""
+    x, weight = torch.rand(2, channels, 6, 6) + 1, torch.rand(16, channels, 3, 3)
+    weight[0, 0, 0, 0], weight[1, 0, 2, 1] = float("inf"), -float("inf")
+    for pool in ("max", "avg", "none"):
+        with zb.use_backend("reference"):
+            expected = zb.conv_relu_pool2d(x.double(), weight.double(), padding=2, pool=pool)
+        with zb.use_backend("cuda-emulated"):
+            y = zb.conv_relu_pool2d(x, weight, padding=2, pool=pool)
+        assert expected.isnan().any() and torch.equal(y.isnan(), expected.isnan())
+        torch.testing.assert_close(y.double(), expected, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
 def test_explain_names_the_backend_only_where_it_is_asked_for() -> None:
     x, weight = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 1, 1)
     assert "cuda-emulated" not in zb.explain("conv_relu_pool2d", x, weight).verdicts

@@ -57,15 +57,13 @@ ZB_DEVICE void convolve(const Geometry& g, const T* __restrict__ x, const Stride
   for (int64_t c = 0; c < g.Cg; ++c) {
     for (int64_t r = 0; r < g.h.kernel; ++r) {
       const int64_t h = top + r * g.h.dilation;
-      if (h < 0 || h >= g.h.in) {
-        taps += g.w.kernel;
-        continue;
-      }
-      const T* const line = x + c * strides.c + h * strides.h;
+      const bool on_row = h >= 0 && h < g.h.in;
+      const T* const line = x + c * strides.c + (on_row ? h : 0) * strides.h;
       int64_t w = left;
       for (int64_t s = 0; s < g.w.kernel; ++s, ++taps, w += g.w.dilation) {
-        if (w < 0 || w >= g.w.in) continue;
-        const Sum<T> value = cuda::widen(line[w * strides.w]);
+        // Padding is multiplied as any zero: by a weight that is not finite it gives NaN, as on every device.
+        Sum<T> value = 0;
+        if (on_row && w >= 0 && w < g.w.in) value = cuda::widen(line[w * strides.w]);
         const Lanes<Sum<T>, LANES> tap = *taps;
 #pragma unroll
         for (int j = 0; j < LANES; ++j) pre[j] = cuda::multiply_add(value, tap.v[j], pre[j]);
