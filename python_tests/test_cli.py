@@ -83,7 +83,8 @@ def test_errors_are_one_clear_line(tmp_path: Path) -> None:
         zb("run", "table1-mnist", "--data", str(tmp_path), "--out", str(tmp_path / "out"))
     )
     assert "Get the four .gz files from https://" in message
-    assert "got '0,x'" in one_line_error(zb("run", "table1-mnist", "--seeds", "0,x"))
+    wrong_line = zb("run", "table1-mnist", "--seeds", "0,x")
+    assert wrong_line.exit_code == 2 and "got '0,x'" in wrong_line.output
     assert "has no preset 'big'" in one_line_error(zb("run", "table1-mnist", "--preset", "big"))
     assert "no such folder" in one_line_error(zb("report", str(tmp_path / "nowhere")))
     assert "no finished run" in one_line_error(zb("report", str(tmp_path)))

@@ -226,7 +226,14 @@ def test_ctrl_c_is_one_line_and_130(tmp_path: Path) -> None:
     command += [",".join(map(str, range(40))), "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "ZBKERNELS_DATA": ""}
     running = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a suite in the background ignores it
     )
     begun = tmp_path / "table1-mnist-smoke/units"
     deadline = time.monotonic() + 120
