@@ -92,9 +92,8 @@ def test_forms(activation: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=("f32", "f64"))
 def test_several_tiles_and_parts(dtype: torch.dtype) -> None:
     """Tiles that are cut, of a batch with itself above the diagonal alone, and columns in several parts."""
-    x = (
-        8 * draw(70, 4, dtype=dtype)
-    ).round() / 8  # products and sums are exact: the interpreter's BLAS sums in any order
+    # Products and sums are exact: the interpreter's BLAS adds in an order that depends on the row.
+    x = (8 * draw(70, 4, dtype=dtype)).round() / 8
     x[69] = x[2]
     K = check("dual_gram", x, x, kernel="ntk")
     assert torch.equal(K, K.mT) and torch.equal(K[69], K[2])
