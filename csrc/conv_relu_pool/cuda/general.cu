@@ -18,7 +18,7 @@ namespace {
 using cuda::Sum;
 
 constexpr int kThreads = 128;
-constexpr int kBlocksPerSm = 4;  // at most 128 registers; left to itself ptxas takes fewer and spills
+constexpr int kBlocksPerSm = 3;  // at most 168 registers: at four blocks (128) three of the kernels spill
 
 // LANES channels of one group at one place of (image, row, column): what a thread works on.
 template <int LANES>
@@ -57,13 +57,12 @@ ZB_DEVICE void convolve(const Geometry& g, const T* __restrict__ x, const Stride
   for (int64_t c = 0; c < g.Cg; ++c) {
     for (int64_t r = 0; r < g.h.kernel; ++r) {
       const int64_t h = top + r * g.h.dilation;
-      const bool on_row = h >= 0 && h < g.h.in;
-      const T* const line = x + c * strides.c + (on_row ? h : 0) * strides.h;
+      // Padding is multiplied as any zero: by a weight that is not finite it gives NaN, as on every device.
+      const int64_t end = h >= 0 && h < g.h.in ? g.w.in : 0;
+      const T* const line = x + c * strides.c + h * strides.h;
       int64_t w = left;
       for (int64_t s = 0; s < g.w.kernel; ++s, ++taps, w += g.w.dilation) {
-        // Padding is multiplied as any zero: by a weight that is not finite it gives NaN, as on every device.
-        Sum<T> value = 0;
-        if (on_row && w >= 0 && w < g.w.in) value = cuda::widen(line[w * strides.w]);
+        const Sum<T> value = w >= 0 && w < end ? cuda::widen(line[w * strides.w]) : Sum<T>(0);
         const Lanes<Sum<T>, LANES> tap = *taps;
 #pragma unroll
         for (int j = 0; j < LANES; ++j) pre[j] = cuda::multiply_add(value, tap.v[j], pre[j]);
