@@ -296,7 +296,10 @@ ROW = {"op": "conv_relu_pool2d", "dtype": "float32", "shape_class": CONV, "ms": 
             json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": 1, "triton": 10**400}}]}),
             "expected a time above 0",
         ),
-        (json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": math.inf}}]}), "expected strict JSON, got Infinity"),
+        (
+            json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": math.inf}}]}),
+            "expected strict JSON, got Infinity",
+        ),
         (json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": math.nan}}]}), "expected strict JSON, got NaN"),
         (
             json.dumps({**HEAD, "rows": [{**ROW, "ms": {"cpu": "1"}}]}),
