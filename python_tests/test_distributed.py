@@ -68,9 +68,10 @@ def test_two_processes_train_as_one(ran: dict[str, Any], name: str) -> None:
     for row, right in zip(first["sweep"], expected["sweep"], strict=True):
         for key, value in right.items():
             assert row[key] == (value and pytest.approx(value, rel=1e-4))
-    # One whole checkpoint, of the last epoch, as one process leaves it.
+    # The checkpoints of the last epoch and of the one before, as one process leaves them.
     left = sorted(path.name for path in (ran["folder"] / name).iterdir())
-    assert left == ["checkpoint.json", "epoch-0003.safetensors"]
+    of_epochs = ["epoch-0002.safetensors", "epoch-0003.safetensors"]
+    assert left == ["checkpoint-before.json", "checkpoint.json", *of_epochs]
 
 
 def test_some_predictions_change_with_the_scalar(ran: dict[str, Any]) -> None:
