@@ -96,7 +96,8 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         names = {n for n in archive.namelist() if not n.endswith("/")}
     info = f"zbkernels-{zbkernels.__version__}+{wheel.name.split('+')[1].split('-')[0]}.dist-info"
     measured = [*PACKAGE.glob("choices/*.json"), *PACKAGE.glob("triton/configs/*.json")]
-    sources = {f"zbkernels/{p.relative_to(PACKAGE)}" for p in (*PACKAGE.rglob("*.py"), *measured)}
+    templates = PACKAGE.glob("reporting/template/*")
+    sources = {f"zbkernels/{p.relative_to(PACKAGE)}" for p in (*PACKAGE.rglob("*.py"), *measured, *templates)}
     expected = sources | {f"zbkernels/{n}" for n in (*libraries(), "py.typed")}
     metadata = {
         f"{info}/{n}"
