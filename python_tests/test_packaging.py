@@ -121,7 +121,7 @@ def test_wheel_is_for_this_python_and_platform(wheel: Path) -> None:
         for r in re.findall(r"^Requires-Dist: (.+)$", metadata, re.M)
         if "extra" not in r
     }
-    assert required == {"torch", "numpy", "typer", "rich", "safetensors"}
+    assert required == {"torch", "numpy", "typer", "rich", "safetensors", "jinja2", "markdown-it-py"}
     assert "Requires-Python: >=3.10" in metadata
     assert "zb = zbkernels.cli:main" in entry
 
@@ -310,7 +310,7 @@ def test_torch_of_another_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_version_stands_once() -> None:
-    """Everything else reads zbkernels/_version.py, or is the changelog."""
+    """Everything else reads zbkernels/_version.py, or is the changelog or a record of what was tried with a version."""
     version = re.escape(zbkernels.__version__)
     files = [
         ROOT / n
@@ -329,6 +329,7 @@ def test_version_stands_once() -> None:
         str(path.relative_to(ROOT))
         for path in files
         if path.suffix not in (".png", ".pyc")
+        and path.name != "wheel-matrix.md"
         and re.search(rf"(?<![\d.]){version}(?![\d.])", path.read_text(encoding="utf-8"))
     ]
     assert stated == ["zbkernels/_version.py"]
