@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -209,6 +212,31 @@ def test_inductor_compiles_a_training_step_with_the_pass() -> None:
         zb.enable_inductor_pass(False)
     assert fusing.fused == 3
     close([each.grad for each in compiled.parameters()], list(expected))
+
+
+ON_A_BUILD_SERVER = """
+import {first}
+import torch, zbkernels as zb
+from torch._inductor import lowering
+
+for op in (torch.ops.zb.conv_relu_pool2d.default, torch.ops.zb.linear_relu.default):
+    assert op in lowering.lowerings, op
+x = torch.randn(2, 3, 8, 8)
+layers = torch.nn.Sequential(
+    zb.nn.ConvReLUPool2d(3, 4, 3), torch.nn.Flatten(), zb.nn.LinearReLU(36, 5)
+)
+with torch.no_grad():
+    torch.testing.assert_close(torch.compile(layers)(x), layers(x))
+"""
+
+
+@pytest.mark.parametrize("first", ["zbkernels", "torch._inductor.lowering"])
+def test_inductor_compiles_on_build_servers(first: str) -> None:
+    """They set CI, and inductor then refuses an op that has a decomposition and no lowering of its own."""
+    env = {**os.environ, "CI": "true"}
+    program = [sys.executable, "-c", ON_A_BUILD_SERVER.format(first=first)]
+    ran = subprocess.run(program, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
