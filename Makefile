@@ -11,6 +11,7 @@
 # make fuzz MINUTES=10 SEED=0  random problems for every op on every backend against float64; failures in out/fuzz
 # make sweep    bench/results/sweep.md anew: sizes that cost more an operation than those next to them
 # make faults KILLS=200 SEED=0  kills runs, recordings and index saves at random moments: nothing may be lost
+# make sanitizers   the emulated CUDA kernels, _C_cpu and _host under sanitizers, every case; make test takes a share
 # make hostile COUNT=100 SEED=0   reads damaged and forged files of every format
 # make lint | typecheck | format | bench | check-cuda-load | clean
 #
@@ -39,7 +40,7 @@ CXX_FILES := find csrc -name '*.h' -o -name '*.inc' -o -name '*.cpp' -o -name '*
 
 .PHONY: demo test lint typecheck format build bench docs ptxas triton-table accuracy-table memory-table fuse-table cost-table wheels sweep \
         check-cuda-load clean \
-        fuzz fuzz-slice faults hostile pytest-main pytest-triton-interpret pytest-triton-aot
+        fuzz fuzz-slice sanitizers faults hostile pytest-main pytest-triton-interpret pytest-triton-aot
 
 # --- environment: each step leaves a file in .venv and is not redone while that is newer ------------------------
 
@@ -91,7 +92,7 @@ build: $(VENV)/for-test
 
 pytest-main: build
 	echo "== tests"
-	$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --durations=25 --junitxml=out/tests.xml python_tests --ignore-glob='*/test_triton_*'
+	ZBKERNELS_SANITIZER_SHARE=4 $(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --durations=25 --junitxml=out/tests.xml python_tests --ignore-glob='*/test_triton_*'
 
 # Triton's interpreter is switched on for a whole process and breaks compilation there: two processes.
 pytest-triton-interpret: build
@@ -114,6 +115,9 @@ fuzz: build
 fuzz-slice: build
 	echo "== fuzz"
 	$(RUN_FUZZ) --seed 1 --minutes 1.9 --fresh --out out/fuzz-slice
+
+sanitizers: build
+	$(PY) -m pytest -q -n $(TEST_WORKERS) python_tests/test_cuda_emulation.py python_tests/test_sanitizers.py -k sanitize
 
 lint: $(VENV)/for-test
 	echo "== lint"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from zbkernels.cli import app
 from zbkernels.data import load_digits
 from zbkernels.models import ARCHITECTURES, build
-from zbkernels.nap import Recording, patterns, record, show
+from zbkernels.nap import Recording, certified_radius, patterns, record, show
 from zbkernels.nap.certifying import certify_images
 from zbkernels.nap.neighbours import neighbours
 from zbkernels.nap.statistics import statistics
@@ -199,6 +199,7 @@ def test_certify(folder):
         x = digits.images[image["row"]]
         radius = image["l2"]["certified"]
         assert 0 < radius <= min(image["l2"]["unit"], image["l2"]["decision"])
+        assert image["l2"]["tie"] == certified_radius(model, x[None]).tie.item()
         around = x + 0.99 * radius * nn.functional.normalize(torch.randn(50, 64), dim=1).view(50, 1, 8, 8)
         assert len(patterns(model, torch.cat([x[None], around])).unique(dim=0)) == 1
         assert (model(around).argmax(1) == image["prediction"]).all()

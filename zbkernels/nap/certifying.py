@@ -91,6 +91,7 @@ def images_json(radii: LocalLinearMap, rows: list[int], labels: list[int] | None
                 name: {
                     "unit": number(r.unit[i]),
                     "unit_name": r.unit_name[i],
+                    "tie": bool(r.tie[i]),
                     "decision": number(r.decision[i]),
                     "decision_class": int(r.decision_class[i]),
                     "certified": number(r.certified[i]),

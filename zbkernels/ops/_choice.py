@@ -140,6 +140,20 @@ def traced(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
     return _seen(x, weight) and not _transformed()
 
 
+def unseen(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> bool:
+    """Whether a checked call may go straight to what stands at its op's Autograd key, in Python as the call is.
+
+    The way there through the dispatcher takes longer than a small kernel runs. Not while anything looks on.
+    """
+    return not (
+        torch.compiler.is_dynamo_compiling()
+        or looked_at(x, weight)
+        or (residual is not None and type(residual) not in _PLAIN)
+        or _function_modes()
+        or _profiled()
+    )
+
+
 def _seen(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
     return (
         type(x) not in _PLAIN
@@ -157,4 +171,6 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Looked up once: these are asked at each call on a card that has a table.
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
+_function_modes = torch._C._is_torch_function_mode_enabled
+_profiled = torch._C._autograd._profiler_enabled
 _tracing, _forward_ad = torch._C._get_tracing_state, torch.autograd.forward_ad

@@ -427,6 +427,8 @@ def conv_relu_pool2d(
         return run_passes(kernel.run, x, weight, g, "", residual)[0]
     if key is not None:
         return _small_calls.keep(key, partial(call_op, x, weight, g, residual), residual is not None)
+    if needs_grad(x, weight, residual) and _choice.unseen(x, weight, residual):
+        return run_passes(REGISTERED, x, weight, g, "", residual)[0]
     return call_op(x, weight, g, residual)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from zbkernels.ops import _backend
+from zbkernels.ops import _backend, _choice
 from zbkernels.ops._conv_autograd import REGISTERED, ConvReLUPoolFunction, run_passes
 from zbkernels.ops._conv_reference import Tensors2, forward_reference
 from zbkernels.ops._conv_samples import samples as plain_samples
@@ -143,11 +143,12 @@ def conv_relu_pool2d_nap(
     if residual is not None:
         residual = normalise_residual(NAME, x, weight, residual, g)
     kernel = _backend.choose_kernel(OP, x, weight, g, units, *kind_of(residual))
-    if kernel is None:
+    straight = kernel is None and needs_grad(x, weight, residual) and _choice.unseen(x, weight, residual)
+    if kernel is None and not straight:
         added = () if residual is None else (residual,)
         kwargs = {**g.pool_kwargs(), "units": units}
         return torch.ops.zb.conv_relu_pool2d_nap(x, weight, *g.conv_args(), *added, **kwargs)
-    y, _, sig = run_passes(kernel.run, x, weight, g, units, residual)
+    y, _, sig = run_passes(REGISTERED if kernel is None else kernel.run, x, weight, g, units, residual)
     return y, sig
 
 

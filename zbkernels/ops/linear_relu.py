@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from zbkernels.ops import _backend, _onnx_tracing, _tf32
+from zbkernels.ops import _backend, _choice, _onnx_tracing, _tf32
 from zbkernels.ops._op import (
     Op,
     Sample,
@@ -169,9 +169,10 @@ def linear_relu(x: torch.Tensor, weight: torch.Tensor, negative_slope: float = 0
     x, weight = autocast_operands(x, weight)
     check("linear_relu", x, weight, negative_slope)
     kernel = _backend.choose_kernel(OP, x, weight, negative_slope)
-    if kernel is None:
+    if kernel is None and not _choice.unseen(x, weight):
         return torch.ops.zb.linear_relu(x, weight, negative_slope)
-    return run_kernel(kernel.run, x, weight, negative_slope, False)[0]
+    forward = registered_forward if kernel is None else kernel.run
+    return run_kernel(forward, x, weight, negative_slope, False)[0]
 
 
 def run_kernel(

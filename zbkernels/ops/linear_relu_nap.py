@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from zbkernels.ops import _backend
+from zbkernels.ops import _backend, _choice
 from zbkernels.ops._op import (
     Op,
     Sample,
@@ -94,9 +94,9 @@ def linear_relu_nap(
     x, weight = autocast_operands(x, weight)
     check("linear_relu_nap", x, weight, negative_slope)
     kernel = _backend.choose_kernel(OP, x, weight, negative_slope)
-    if kernel is None:
+    if kernel is None and not _choice.unseen(x, weight):
         return torch.ops.zb.linear_relu_nap(x, weight, negative_slope)
-    return run_kernel(kernel.run, x, weight, negative_slope, True)
+    return run_kernel(registered_forward if kernel is None else kernel.run, x, weight, negative_slope, True)
 
 
 def _cuda_fallback(
