@@ -11,7 +11,7 @@
 # make fuzz MINUTES=10 SEED=0  random problems for every op on every backend against float64; failures in out/fuzz
 # make sweep    bench/results/sweep.md anew: sizes that cost more an operation than those next to them
 # make faults KILLS=200 SEED=0  kills runs, recordings and index saves at random moments: nothing may be lost
-# make sanitizers   the emulated CUDA kernels, _C_cpu and _host under sanitizers, every case; make test takes a share
+# make sanitizers   the emulated CUDA kernels, _C_cpu and _host under sanitizers; of these cases make test takes a quarter
 # make hostile COUNT=100 SEED=0   reads damaged and forged files of every format
 # make lint | typecheck | format | bench | check-cuda-load | clean
 #
@@ -117,7 +117,7 @@ fuzz-slice: build
 	$(RUN_FUZZ) --seed 1 --minutes 1.9 --fresh --out out/fuzz-slice
 
 sanitizers: build
-	$(PY) -m pytest -q -n $(TEST_WORKERS) python_tests/test_cuda_emulation.py python_tests/test_sanitizers.py -k sanitize
+	$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile python_tests/test_cuda_emulation.py python_tests/test_sanitizers.py -k sanitize
 
 lint: $(VENV)/for-test
 	echo "== lint"

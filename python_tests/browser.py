@@ -90,7 +90,8 @@ def browsing(folder: Path) -> Iterator[Tab]:
             assert time.monotonic() < deadline, "the browser does not answer"
             time.sleep(0.05)
         port = port_file.read_text().split()[0]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=PATIENCE) as answer:
+        here = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not by way of a proxy
+        with here.open(f"http://127.0.0.1:{port}/json", timeout=PATIENCE) as answer:
             pages = [each for each in json.load(answer) if each["type"] == "page"]
         yield Tab(pages[0]["webSocketDebuggerUrl"])
     finally:

@@ -13,6 +13,10 @@ import torch
 import zbkernels as zb
 from zbkernels import _loader
 
+# Build servers set these to have colours; the tests, and what they start, read plain text.
+for _name in ("FORCE_COLOR", "PY_COLORS", "CLICOLOR_FORCE", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
+    os.environ.pop(_name, None)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -476,6 +476,9 @@ def _read_choices(folder: Path) -> None:
         assert all(0 < ms < float("inf") for row in found.rows.values() for ms in row.values())
 
 
+_RESULTS = Path(__file__).resolve().parent.parent / "docs/results"  # not in a source distribution
+
+
 def _run(name: str) -> Callable[[Path], None]:
     """A finished run of those that the documentation shows."""
 
@@ -484,9 +487,6 @@ def _run(name: str) -> Callable[[Path], None]:
             shutil.copy(_RESULTS / name / file, folder / file)
 
     return make
-
-
-_RESULTS = Path(__file__).resolve().parent.parent / "docs/results"
 
 
 def _table(folder: Path) -> None:
@@ -634,9 +634,16 @@ FORMATS: dict[str, Format] = {
             _run(name), "metrics.json", _table, (ReportError,), (json_file, json_file), weight=2
         )
         for name in ("table1-mnist", "loss-curves", "ldnet-error", "spectra", "ntk-bias", "interpolation")
+        if _RESULTS.exists()
     },
-    "config.json": Format(
-        _run("table1-mnist"), "config.json", _finished, (ExperimentError,), (json_file, json_file), weight=2
+    **(
+        {
+            "config.json": Format(
+                _run("table1-mnist"), "config.json", _finished, (ExperimentError,), (json_file, json_file), weight=2
+            )
+        }
+        if _RESULTS.exists()
+        else {}
     ),
     "a unit's settings.json": Format(
         _unit, "settings.json", _check_unit, (ExperimentError,), (json_file, json_file), weight=2

@@ -244,15 +244,19 @@ def _run(job: Job, folder: Path, said: Path, wait: float) -> int:
             sys.stderr.flush()
             os._exit(code)
     deadline = time.monotonic() + wait
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        left = deadline - time.monotonic()
-        if left <= 0:
+    ended = False
+    try:
+        while (left := deadline - time.monotonic()) > 0:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                ended = True
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(min(left, 0.01))
+    finally:  # an interrupt of this process does not reach the child, which has a session of its own
+        if not ended:
             os.kill(child, signal.SIGKILL)
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        time.sleep(min(left, 0.01))
+            _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def prepare() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -77,13 +78,33 @@ def zb(*arguments: object) -> tuple[int, str]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_kills_at_random_moments_lose_nothing() -> None:
-    """A slice of `make faults`, whose counts docs/robustness.md has."""
+    """A slice of `make faults`, whose counts docs/robustness-faults.md has."""
     command = [sys.executable, str(HERE / "kills.py"), "--kills", "9", "--seed", "3"]
     for job in ("table1-mnist, checkpoints", "recording", "index save"):
         command += ["--job", job]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("9 kills, seed 3: nothing lost")
+
+
+@contextmanager
+def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own, of which nothing is left after the test."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=_environment(), start_new_session=True, **options
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait_for(path: Path, process: subprocess.Popen[str], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def _environment() -> dict[str, str]:
@@ -105,20 +126,13 @@ main()
 def test_a_signal_stops_a_run_with_one_line_and_it_goes_on(
     tmp_path: Path, uncut: dict[str, Any], number: signal.Signals, code: int
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _RUN_TINY, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=HERE,
-        env=_environment(),
-    )
     checkpoint = tmp_path / "table1-mnist-tiny/units/with-bias-seed0/checkpoint.json"
-    deadline = time.monotonic() + 200
-    while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=120)
+    with started(
+        [sys.executable, "-c", _RUN_TINY, str(tmp_path)], stderr=subprocess.PIPE, cwd=HERE
+    ) as process:
+        _wait_for(checkpoint, process, 200)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=120)
     assert process.returncode == code, said
     assert said == "zb: stopped; finished epochs are kept, and the same command goes on from there\n"
     run(tmp_path)
@@ -521,18 +535,14 @@ def test_a_torchrun_job_whose_rank_is_killed_ends_with_a_line_and_goes_on(tmp_pa
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "zbkernels", "run", "table1-mnist", "--preset", "smoke", "--seeds", "0"]
     command += ["--variant", "without-bias", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_environment()
-    )
     lock = tmp_path / "table1-mnist-smoke/lock"
     checkpoint = tmp_path / "table1-mnist-smoke/units/without-bias-seed0/checkpoint.json"
-    deadline = time.monotonic() + 300
-    while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    holder = re.search(r"process (\d+)", lock.read_text())
-    assert holder is not None
-    os.kill(int(holder[1]), signal.SIGKILL)  # rank 0
-    said, _ = process.communicate(timeout=300)
+    with started(command, stderr=subprocess.STDOUT) as process:
+        _wait_for(checkpoint, process, 300)
+        holder = re.search(r"process (\d+)", lock.read_text())
+        assert holder is not None
+        os.kill(int(holder[1]), signal.SIGKILL)  # rank 0
+        said, _ = process.communicate(timeout=300)
     assert process.returncode != 0
     assert "another rank has ended or does not answer" in said or "signal 9 (SIGKILL)" in said.replace(
         "Signal", "signal"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fuzz.run import Fuzz, minimised
 from fuzz.tensors import draw_spec, laid_out
 
 import zbkernels as zb
+from zbkernels import _loader
 from zbkernels.ops import OPS
 
 
@@ -56,12 +58,16 @@ def test_drawn_layouts_hold_their_values() -> None:
 @pytest.mark.parametrize("family", ways.FAMILIES)
 def test_sound_problems_pass(family: str) -> None:
     """And what a smaller one is made of is a problem, too."""
-    backend = "cpu" if ways.ways() else "reference"
+    backend = "cpu" if _loader.cpu_capability() else "reference"
+    refused = 0
     for number in range(25):
         p, data = ways.problem(0, family, number), ways.data_of(0, family, number)
-        assert not ways.try_it(family, p, backend, data)["fault"], (number, p)
+        verdict = ways.try_it(family, p, backend, data)
+        assert not verdict["fault"], (number, p)
+        refused += "refused" in verdict
         for q in ways.FAMILIES[family].smaller(p)[:2]:
             assert not ways.try_it(family, q, backend, data)["fault"], (number, q)
+    assert refused < 13
 
 
 def _first_fault(family: str, most: int = 400) -> tuple[dict[str, Any], int]:
@@ -137,7 +143,9 @@ def test_a_planted_fault_of_training_is_found(part: str, monkeypatch: pytest.Mon
     _first_fault("conv", 60)
 
 
-def test_a_run_goes_on_where_it_stopped_and_outlives_its_process(tmp_path: Path) -> None:
+def test_a_run_goes_on_where_it_stopped_and_outlives_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fuzz(count: int) -> Fuzz:
         return Fuzz(2, ["conv"], ["reference"], tmp_path, count)
 
@@ -152,5 +160,19 @@ def test_a_run_goes_on_where_it_stopped_and_outlives_its_process(tmp_path: Path)
     child.process.wait()
     verdict = child.ask("conv", ways.problem(2, "conv", 0), "reference", 0)
     assert verdict["fault"] == "the process ended with -9"
+    child.start()
+    child.process.send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(ways, "PATIENCE", 0.2)
+        verdict = child.ask("conv", ways.problem(2, "conv", 0), "reference", 0)
+    assert verdict["fault"] == "no answer within 0.2 seconds"
     second.run(60, 1, say=lambda text: None)
     assert not second.failures and len(second.keys["conv"]) == 9 and "distinct: conv 9" in second.line()
+
+
+def test_what_breaks_the_run_itself_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fuzz = Fuzz(2, ["conv"], ["reference"], tmp_path, 5)
+    monkeypatch.setattr(fuzz, "_failed", lambda *args: None)
+    monkeypatch.setattr(ways.Child, "ask", lambda self, *args: {}["verdict"])
+    with pytest.raises(KeyError, match="verdict"):
+        fuzz.run(60, 1, say=lambda text: None)

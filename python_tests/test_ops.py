@@ -67,10 +67,17 @@ def report(faults: list[str]) -> None:
     assert not faults, "\n".join(faults)
 
 
+each_dtype = pytest.mark.parametrize(
+    ("op", "dtype"),
+    [(op, dtype) for op in OPS.values() for dtype in op.dtypes],
+    ids=lambda value: getattr(value, "name", str(value).removeprefix("torch.")),
+)
+
+
 # --- values -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in OPS.values() for d in op.dtypes])
+@each_dtype
 def test_values_against_float64(op: Op, dtype: torch.dtype, device: str, highest_precision: None) -> None:
     faults = []
     for sample in samples(op, device, dtype):
@@ -102,7 +109,7 @@ def test_default_precision_keeps_its_bound(op: Op, dtype: torch.dtype, device: s
         assert torch.equal(y.isnan(), exact.isnan()) or dtype != torch.float64, sample.label
 
 
-@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in OPS.values() for d in op.dtypes])
+@each_dtype
 def test_exact_on_whole_numbers(op: Op, dtype: torch.dtype, device: str, highest_precision: None) -> None:
     """Where no sum rounds, values, codes and bits are equal to the reference's, ties and all."""
     faults = []

@@ -7,9 +7,9 @@
     --tests "…"        what pytest is given besides; default: values, opcheck, compile, export, AOTInductor
     --record FILE      writes the results there as a table
 
-PyPI's torch is a CUDA build of about 5 GB, so an environment is removed before the next one is made, and pip keeps its
-downloads in a folder of its own, --scratch, which is removed too unless --keep is given. Beside a CUDA build of torch
-the CUDA library is loaded and its registrations are looked at, card or not.
+PyPI's torch is a CUDA build of about 5 GB, so an environment is removed before the next one is made. They and pip's
+downloads go into a folder of their own within --scratch, which is removed; with --keep the downloads stay in pip-cache
+there. Beside a CUDA build of torch the CUDA library is loaded and its registrations are looked at, card or not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEEDED_BY_TESTS = ("pytest", "hypothesis", "mpmath")
 
 
 class Result(NamedTuple):
-    """What one environment gave; ``failed`` is "" where all went well."""
+    """What one environment gave; ``python`` is "" where the smoke suite failed, ``failed`` where all went well."""
 
     wheel: str
     torch: str
@@ -74,7 +74,9 @@ def newest(python: str) -> str:
         sys.exit(f"matrix: pip names no version of torch: {told.stderr.strip()[-500:]}")
 
 
-def environment(folder: Path, python: str, wheel: Path, torch: str | None, links: list[str]) -> str:
+def environment(
+    folder: Path, cache: Path, python: str, wheel: Path, torch: str | None, links: list[str]
+) -> str:
     """The interpreter of a new environment with the wheel and this torch; None takes what is installed here."""
     venv = folder / "venv"
     if torch is None:
@@ -88,7 +90,7 @@ def environment(folder: Path, python: str, wheel: Path, torch: str | None, links
         return inside
     run(python, "-m", "venv", str(venv), cwd=folder)
     inside = str(venv / "bin" / "python")
-    options = ["-q", "--no-compile", "--disable-pip-version-check", f"--cache-dir={folder / 'cache'}"]
+    options = ["-q", "--no-compile", "--disable-pip-version-check", f"--cache-dir={cache}"]
     options += [f"--find-links={link}" for link in links]
     wanted = [f"torch=={torch}", str(wheel), *NEEDED_BY_TESTS]
     run(inside, "-m", "pip", "install", *options, *wanted, cwd=folder)
@@ -96,9 +98,9 @@ def environment(folder: Path, python: str, wheel: Path, torch: str | None, links
 
 
 def try_one(
-    folder: Path, python: str, wheel: Path, torch: str | None, tests: str, links: list[str]
+    scratch: Path, python: str, wheel: Path, torch: str | None, tests: str, links: list[str], cache: Path
 ) -> Result:
-    """Installs, runs the smoke suite and the tests, outside of the source tree; the environment is removed."""
+    """Installs, runs the smoke suite and the tests, in a folder within ``scratch`` that is removed."""
     began = time.monotonic()
     facts: dict[str, object] = {
         "torch": torch or importlib.metadata.version("torch"),
@@ -106,14 +108,15 @@ def try_one(
         "libraries": {},
     }
     counted, failed = "", ""
+    folder = Path(tempfile.mkdtemp(prefix="environment-", dir=scratch)).resolve()
     try:
-        inside = environment(folder, python, wheel, torch, links)
+        inside = environment(folder, cache, python, wheel, torch, links)
         shutil.copytree(
             ROOT / "python_tests", folder / "python_tests", ignore=shutil.ignore_patterns("__pycache__")
         )
         shutil.copy(ROOT / "release/smoke.py", folder)
         facts = json.loads(run(inside, "-W", "ignore", "smoke.py", cwd=folder).splitlines()[-1])
-        if not Path(str(facts["folder"])).is_relative_to(folder.resolve()):
+        if not Path(str(facts["folder"])).is_relative_to(folder):
             raise RuntimeError(f"the package came from {facts['folder']}, not from the wheel")
         if facts["cuda"] and "_C_cuda.so" in {p.name for p in Path(str(facts["folder"])).glob("*.so")}:
             run(inside, "python_tests/check_cuda_load.py", cwd=folder)
@@ -124,24 +127,25 @@ def try_one(
     except RuntimeError as error:
         failed = str(error)
     finally:
-        for name in ("venv", "python_tests"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     loaded = ", ".join(name for name, is_loaded in dict(facts["libraries"]).items() if is_loaded)  # type: ignore[call-overload]
     build = facts.get("cuda") and f", CUDA {facts['cuda']}"
     name = f"{facts['torch']}{build or ''}"
     return Result(wheel.name, name, str(facts["python"]), loaded, counted, time.monotonic() - began, failed)
 
 
-def table(results: list[Result]) -> str:
+def table(results: list[Result], tests: str) -> str:
+    ran = f"suite and `{tests}` were run.\n" if tests else "suite alone was run.\n"
     lines = [
         "# A wheel on several versions of torch\n",
         "Written by `python release/matrix.py WHEEL… --record`: each row is a fresh environment in which the smoke\n"
-        f"suite and `{TESTS}` were run.\n",
+        + ran,
         "| wheel | torch | Python | libraries loaded | smoke | tests |\n| --- | --- | --- | --- | --- | --- |",
     ]
     for r in results:
-        verdict = "failed" if r.failed else "passed"
-        lines.append(f"| `{r.wheel}` | {r.torch} | {r.python} | {r.libraries} | {verdict} | {r.tests} |")
+        smoke = "passed" if r.python else "failed"
+        counted = r.tests or ("failed" if r.failed and r.python else "")
+        lines.append(f"| `{r.wheel}` | {r.torch} | {r.python} | {r.libraries} | {smoke} | {counted} |")
     return "\n".join(lines) + "\n"
 
 
@@ -155,21 +159,27 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--tests", default=TESTS)
     parser.add_argument("--find-links", action="append", default=[], metavar="FOLDER")
-    parser.add_argument("--scratch", type=Path, help="default: a temporary folder")
-    parser.add_argument("--keep", action="store_true", help="keep the downloads in --scratch")
+    parser.add_argument("--scratch", type=Path, help="default: the system's temporary folder")
+    parser.add_argument("--keep", action="store_true", help="keep the downloads in --scratch/pip-cache")
     parser.add_argument("--record", type=Path)
     args = parser.parse_args()
     missing = [str(wheel) for wheel in args.wheels if not wheel.is_file()]
     if missing:
         parser.error(f"expected the files of wheels, got {', '.join(missing)}")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = (args.scratch or Path(temporary)).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+    if args.keep and not args.scratch:
+        parser.error("expected --scratch with --keep: the folder that keeps the downloads")
+    if args.scratch:
+        args.scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="matrix-", dir=args.scratch) as temporary:
+        folder = Path(temporary)
+        cache = (args.scratch if args.keep else folder).resolve() / "pip-cache"
         results = []
         for wheel in args.wheels:
             for wanted in [None] if args.installed else args.torch:
                 torch = newest(args.python) if wanted == "newest" else wanted
-                result = try_one(folder, args.python, wheel.resolve(), torch, args.tests, args.find_links)
+                result = try_one(
+                    folder, args.python, wheel.resolve(), torch, args.tests, args.find_links, cache
+                )
                 results.append(result)
                 verdict = "FAILED" if result.failed else "passed"
                 print(f"{result.wheel} on torch {result.torch}, Python {result.python}: {verdict}, ", end="")
@@ -177,11 +187,9 @@ def main() -> int:
                     f"loaded {result.libraries or 'nothing'}; {result.tests or 'no tests'}; {result.seconds:.0f} s"
                 )
                 print(result.failed, end="\n" if result.failed else "", flush=True)
-        if not args.keep:
-            shutil.rmtree(folder / "cache", ignore_errors=True)
     if args.record:
         staged = args.record.with_name(f".{args.record.name}")
-        staged.write_text(table(results))
+        staged.write_text(table(results, args.tests))
         os.replace(staged, args.record)
     return 1 if any(result.failed for result in results) else 0
 

@@ -78,7 +78,7 @@ def parts(found: list[str]) -> dict[str, list[str]]:
     """The pages of each part of the site, in its order.
 
     Raises:
-        ValueError: a page has no place.
+        ValueError: a page has no place, or a place no page.
     """
     left = [page for page in found if page != HOME]
     named = {entry for entries in NAVIGATION.values() for entry in entries if "*" not in entry}
@@ -93,6 +93,10 @@ def parts(found: list[str]) -> dict[str, list[str]]:
             ]
             placed[part] += same
             left = [page for page in left if page not in same]
+    if gone := named - set(found) - {HOME}:
+        raise ValueError(
+            f"{', '.join(sorted(gone))}: named in docs/site/navigation.py, but there is no such page"
+        )
     if left:
         raise ValueError(
             f"{', '.join(left)}: no place in docs/site/navigation.py; add each to a part of NAVIGATION"

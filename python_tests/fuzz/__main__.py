@@ -46,6 +46,9 @@ def main() -> int:
     fuzz.run(60 * given.minutes, given.jobs, lambda text: print(text, flush=True))
     print(fuzz.line())
     print(fuzz.table())
+    if not sum(fuzz.done.values()):
+        print("fuzz: nothing was checked")
+        return 1
     return 1 if fuzz.failures else 0
 
 

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,16 @@ class Fuzz:
                         self.save()
                         say(self.line())
 
-        threads = [threading.Thread(target=work) for _ in range(min(jobs, len(self.children)))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.save()
-        for child in self.children.values():
-            child.close()
+        workers = min(jobs, len(self.children))
+        try:
+            with ThreadPoolExecutor(workers) as pool:
+                working = [pool.submit(work) for _ in range(workers)]
+            for each in working:
+                each.result()  # raises what ended it
+        finally:
+            self.save()
+            for child in self.children.values():
+                child.close()
 
     def _enough(self) -> bool:
         """Whether the first way has had ``count`` distinct problems of the first family."""

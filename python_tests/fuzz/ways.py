@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,9 @@ def serve() -> None:
         print(json.dumps(try_it(family, p, backend, data)), file=out, flush=True)
 
 
+PATIENCE = 300  # seconds for one problem, of which the largest take some
+
+
 class Child:
     """A process that checks problems; begun anew where it has died."""
 
@@ -138,14 +142,21 @@ class Child:
         try:
             self.process.stdin.write(json.dumps([family, p, backend, data]) + "\n")
             self.process.stdin.flush()
-            line = self.process.stdout.readline()
+            # What hangs is ended, and is a fault as a crash is.
+            impatient = threading.Timer(PATIENCE, self.process.kill)
+            impatient.start()
+            try:
+                line = self.process.stdout.readline()
+            finally:
+                late = not impatient.is_alive()
+                impatient.cancel()
         except BrokenPipeError:
-            line = ""
-        if line:
+            line, late = "", False
+        if line.endswith("\n"):
             return json.loads(line)
         code = self.process.wait()
         self.process = None
-        return {"fault": f"the process ended with {code}"}
+        return {"fault": f"no answer within {PATIENCE} seconds" if late else f"the process ended with {code}"}
 
     def close(self) -> None:
         if self.process is not None:
