@@ -24,7 +24,6 @@ def enable_inductor_pass(enabled: bool = True, *, when: str = "rule") -> None:
 
     Raises:
         ValueError: another ``when``.
-        RuntimeError: another pass was put in this one's place since; take it out first.
     """
     from zbkernels.nn.fusion import inductor  # imports Inductor, which takes its time
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from zbkernels.nn.fusion.chains import Chain, NotFused, find, is_pool, slope_of
-from zbkernels.nn.fusion.guards import hooked
+from zbkernels.nn.fusion.guards import as_written, hooked
 from zbkernels.nn.fusion.passing import passes
 from zbkernels.nn.fusion.tracing import NotTraced, Traced, trace, written
 
@@ -21,7 +21,7 @@ _DEPTH = 6  # containers in containers in …
 
 def may_hold_chains(module: nn.Module) -> bool:
     """Not torch's own layers, whose forward is one step, but its containers."""
-    kind = written(type(module))
+    kind = written(as_written(type(module)))
     own = kind.__module__.startswith("torch.nn.")
     return kind is nn.Sequential or (not own and hasattr(kind, "forward"))
 

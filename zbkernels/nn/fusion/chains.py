@@ -120,7 +120,7 @@ def _chain(root: nn.Module, node: fx.Node, kind: str) -> Chain:
         chain.nodes.append(follower)
         chain.arguments |= pool
         follower = _next(root, chain)
-    elif _is_flatten(root, follower):
+    elif _is_flatten(root, follower) and len(follower.all_input_nodes) == 1:
         chain.moved = follower
         chain.nodes.append(follower)
         follower = _next(root, chain)
@@ -185,7 +185,9 @@ def _head(root: nn.Module, node: fx.Node) -> str | None:
     for layer, kind in ((nn.Conv2d, CONV), (nn.Linear, LINEAR)):
         if isinstance(module, layer):
             # A subclass that computes its weight is a block with a function in it, which its own graph shows.
-            return kind if type(module).forward is layer.forward else None
+            methods = ("forward", "_conv_forward") if kind == CONV else ("forward",)
+            plain = all(getattr(type(module), name) is getattr(layer, name) for name in methods)
+            return kind if plain else None
     return None
 
 
@@ -194,7 +196,10 @@ def _conv_arguments(node: fx.Node, module: nn.Module | None) -> dict[str, Any]:
         given = _bound(_conv2d, node)
         if given["bias"] is not None:
             raise NotFused("it has a bias")
-        return {key: given[key] for key in ("stride", "padding", "dilation", "groups")}
+        settings = {key: given[key] for key in ("stride", "padding", "dilation", "groups")}
+        if _holds_nodes(settings):
+            raise NotFused("its stride, padding, dilation or groups are values of the graph")
+        return settings
     assert isinstance(module, nn.Conv2d)
     _check_module(module)
     if module.padding_mode != "zeros":
@@ -217,7 +222,7 @@ def _linear_arguments(node: fx.Node, module: nn.Module | None) -> dict[str, Any]
 
 
 def _check_module(module: nn.Module) -> None:
-    if "forward" in module.__dict__:
+    if "forward" in module.__dict__ or "_conv_forward" in module.__dict__:
         raise NotFused(f"{type(module).__name__} has a forward of its own")
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         raise NotFused("it is lazy and has no weight yet; run the model once before")

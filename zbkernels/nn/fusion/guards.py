@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import fx, nn
 from torch.nn.modules import module as hooks_of_all
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_KEPT = (*_SIMPLE, list, tuple, dict, set, frozenset)
 _MISSING = object()
 # What the layers of a chain do, beyond their class. Their other attributes say nothing of it.
 _SETTINGS = (
@@ -129,13 +131,31 @@ def hooked(module: nn.Module) -> bool:
     )
 
 
-def kept(value: Any) -> Any:
+def kept(value: Any, depth: int = 0) -> Any:
     """What a later value is to be compared with."""
     if isinstance(value, _SIMPLE):
         return value
     if isinstance(value, (list, tuple, dict, set, frozenset)) and _plain(value):
         return copy.copy(value)
-    return SameTensor(value) if isinstance(value, torch.Tensor) else Identity(value)
+    if isinstance(value, torch.Tensor):
+        return SameTensor(value)
+    if depth < _DEPTH and type(value) in (list, tuple, dict):
+        return Contents(value, depth)
+    if depth < _DEPTH and _has_settings(value):
+        names = tuple(
+            name for name, each in vars(value).items() if isinstance(each, _KEPT) or _has_settings(each)
+        )
+        return Settings(value, tuple((name, kept(vars(value)[name], depth + 1)) for name in names))
+    return Identity(value)
+
+
+_DEPTH = 3  # of settings within settings
+
+
+def _has_settings(value: Any) -> bool:
+    """An object of a class written in Python, as configurations are; no module, class or function."""
+    is_code = isinstance(value, (type, nn.Module, torch.Tensor, types.ModuleType)) or callable(value)
+    return not is_code and isinstance(getattr(value, "__dict__", None), dict)
 
 
 def _plain(value: Any) -> bool:
@@ -150,6 +170,23 @@ class Identity:
         self.value = value
 
 
+class Contents:
+    """The same number of the same things, of a list, tuple or dict with objects in it."""
+
+    def __init__(self, value: Any, depth: int) -> None:
+        self.kind, self.keys = type(value), tuple(value) if isinstance(value, dict) else None
+        things = value.values() if isinstance(value, dict) else value
+        self.things = tuple(kept(each, depth + 1) for each in things)
+
+
+class Settings(Identity):
+    """The same object with the same values in it."""
+
+    def __init__(self, value: Any, attributes: tuple[tuple[str, Any], ...]) -> None:
+        super().__init__(value)
+        self.attributes = attributes
+
+
 class SameTensor:
     """The same for a tensor, which is not kept: it may be one of many that are put there, each with a graph behind
     it."""
@@ -160,6 +197,23 @@ class SameTensor:
 
 def same(before: Any, value: Any) -> bool:
     """Whether an attribute is what it was."""
+    if isinstance(before, Contents):
+        if type(value) is not before.kind or len(value) != len(before.things):
+            return False
+        if before.keys is not None and tuple(value) != before.keys:
+            return False
+        now = value if before.keys is None else list(value.values())
+        for thing, each in zip(before.things, now):  # noqa: B905, SIM110  (of one length, and as below)
+            if not same(thing, each):
+                return False
+        return True
+    if isinstance(before, Settings):
+        if before.value is not value:
+            return False
+        for name, each in before.attributes:  # noqa: SIM110  (torch.compile takes no generators)
+            if not same(each, getattr(value, name, _MISSING)):
+                return False
+        return True
     if isinstance(before, Identity):
         return before.value is value
     if isinstance(before, SameTensor):

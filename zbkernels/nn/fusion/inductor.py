@@ -80,6 +80,4 @@ def enable_inductor_pass(enabled: bool = True, *, when: str = "rule") -> None:
     there = config.pre_grad_custom_pass
     if isinstance(there, FusePass):
         there = there.before
-    elif not enabled and there is not None:
-        raise RuntimeError("enable_inductor_pass: another pass was set in torch._inductor.config since")
     config.pre_grad_custom_pass = FusePass(there, rules[when]) if enabled else there

@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from zbkernels.nn.fusion.borders import trace_across
 from zbkernels.nn.fusion.chains import Chain, find, op_of, put_in
-from zbkernels.nn.fusion.guards import Guard, of_layer
+from zbkernels.nn.fusion.guards import Guard, as_written, of_layer
 from zbkernels.nn.fusion.tracing import NotTraced, put_on
 
 STATE = "_zb_fused"
@@ -59,7 +59,10 @@ class State:
         self.__init__(state["accepted"])  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
-        return State(self.accepted)
+        """With the ways, which name children by path: a copy that is compiled at once has them."""
+        twin = State(self.accepted)
+        twin.ways = list(self.ways)
+        return twin
 
     def function(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """What to call instead of forward; None: forward."""
@@ -196,7 +199,8 @@ def _made(kind: type[nn.Module], make: Callable[..., Any], arguments: tuple[Any,
 
 
 def is_fused(module: nn.Module) -> bool:
-    return STATE in module.__dict__
+    """Also of what was made of a fused module's class, as by slicing a Sequential, and runs as written."""
+    return as_written(type(module)) is not type(module)
 
 
 def install(
@@ -229,4 +233,4 @@ def each_mode(module: nn.Module) -> Iterator[None]:
 
 def remove(module: nn.Module) -> None:
     module.__class__ = _with_forward(type(module), fused=False)
-    del module.__dict__[STATE]
+    module.__dict__.pop(STATE, None)
