@@ -59,6 +59,8 @@ def test_the_reasons_in_the_page_are_those_of_the_report() -> None:
         "has a forward of its own",
         "asks for the type of a value",
         "its forward cannot be traced: ",
+        "its forward draws random numbers",
+        "it draws from the generator",
         "its forward changes the attribute ",
         "its leaky ReLU is not in place",
         "a training step",
