@@ -90,22 +90,24 @@ def rewrite(path: Path) -> str:
     """Write a finished run's table.md and figure.png again from its metrics; returns the table.
 
     Raises:
-        ReportError: the metrics are no good.
+        ReportError: the metrics are no good, or make a table but no figure.
+        OSError, ModuleNotFoundError: the files cannot be written; matplotlib is not installed.
     """
     from zbkernels.experiments import get
     from zbkernels.experiments.runner import write_report
 
+    fault = "not the metrics of an experiment"
     try:
         metrics = read_json(path / "metrics.json")
         experiment = get(metrics["experiment"])
+        table = experiment.table(metrics)
+        fault = "table.md and figure.png cannot be made of it"
         write_report(experiment, path, metrics)
-        return experiment.table(metrics)
     except (OSError, ModuleNotFoundError):
         raise
     except Exception as error:  # whatever a damaged file makes a report's arithmetic do
-        raise ReportError(
-            f"{path / 'metrics.json'}: not the metrics of an experiment ({type(error).__name__}: {error})"
-        ) from error
+        raise ReportError(f"{path / 'metrics.json'}: {fault} ({type(error).__name__}: {error})") from error
+    return table
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
