@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,28 +62,6 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
     lines = [_row(["claim of the paper", "verdict", "measured"]), _row(["---"] * 3)]
     lines += [_row([v.claim, f"**{v.verdict}**", v.measured]) for v in verdicts]
     return "\n".join(lines) + "\n"
-
-
-def report(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Write table.md and figure.png again, from metrics.json, for each finished run in ``folder`` or below.
-
-    Yields:
-        Each run's folder and its table. A run whose metrics are no good keeps none of the others back.
-
-    Raises:
-        ReportError: there is no finished run, or, at the end, the metrics of some are no good.
-    """
-    runs = [path for path in runs_in([folder]) if (path / "metrics.json").exists()]
-    if not runs:
-        raise ReportError(f"{folder}: no finished run here or below (a finished run has metrics.json)")
-    bad: list[ReportError] = []
-    for path in runs:
-        try:
-            yield path, rewrite(path)
-        except ReportError as error:
-            bad.append(error)
-    if bad:
-        raise ReportError("; ".join(map(str, bad))) from bad[0]
 
 
 def rewrite(path: Path) -> str:
