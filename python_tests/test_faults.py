@@ -456,6 +456,86 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(tmp_path: Path, file: s
         assert told > 0.4 * len(good)
 
 
+def _save(folder: Path, step: int) -> None:
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.fill_(step)
+    optimizer = torch.optim.SGD(model.parameters())
+    checkpoints.save(folder, step=step, model=model, optimizer=optimizer, rng={}, meta={"step": step})
+
+
+def _loaded(folder: Path) -> tuple[int, bool]:
+    """(the step that is loaded, whether the last was damaged)"""
+    found = checkpoints.load(folder)
+    assert found is not None
+    step = found.meta["meta"]["step"]
+    assert torch.equal(found.tensors["model.weight"], torch.full((2, 2), float(step)))
+    return step, found.damage is not None
+
+
+def _index_damaged(folder: Path, step: int) -> None:
+    (folder / "checkpoint.json").write_text("{")
+
+
+def _index_gone(folder: Path, step: int) -> None:
+    (folder / "checkpoint.json").unlink()
+
+
+def _tensors_damaged(folder: Path, step: int) -> None:
+    (folder / f"epoch-{step:04d}.safetensors").write_bytes(b"no tensors")
+
+
+@pytest.mark.parametrize("damage", [_index_damaged, _index_gone, _tensors_damaged])
+@pytest.mark.parametrize("then", [2, 3])  # the epoch is trained again, or had gone on in memory
+def test_damage_takes_no_checkpoint_but_its_own(
+    tmp_path: Path, damage: Callable[[Path, int], None], then: int
+) -> None:
+    """What is loaded after it, and what is kept by the next save, which may be damaged in turn."""
+    _save(tmp_path, 1)
+    _save(tmp_path, 2)
+    damage(tmp_path, 2)
+    assert _loaded(tmp_path) == (1, True)
+    _save(tmp_path, then)
+    assert _loaded(tmp_path) == (then, False)
+    if (
+        damage is _tensors_damaged and then == 3
+    ):  # its index is whole: that it is worth nothing is not looked at
+        return
+    damage(tmp_path, then)
+    assert _loaded(tmp_path) == (1, True)
+    (tmp_path / "epoch-0001.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"checkpoint\.json: the checkpoint cannot be read .*--force"):
+        checkpoints.load(tmp_path)
+
+
+def test_a_removed_checkpoint_is_none_however_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+    for allowed in range(5):
+        folder = tmp_path / str(allowed)
+        _save(folder, 1)
+        _save(folder, 2)
+        left = allowed
+
+        def counted(path: Path, missing_ok: bool = False) -> None:
+            nonlocal left
+            if not left:
+                raise KeyboardInterrupt
+            left -= 1
+            unlink(path, missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", counted)
+            with contextlib.suppress(KeyboardInterrupt):
+                checkpoints.remove(folder)
+        if allowed < 2:
+            assert _loaded(folder) == (2, False)
+        else:
+            assert checkpoints.load(folder) is None
+    assert not list(folder.iterdir())
+
+
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     tmp_path: Path, uncut: dict[str, Any]
 ) -> None:

@@ -171,6 +171,9 @@ def test_runs_that_are_not_whole_are_shown_as_such(tmp_path: Path, monkeypatch: 
         ("c", "begun"),
     ]
     assert "1 of the 3 units" in runs["half"].notes[0]
+    unit = tmp_path / "half/units/b"
+    (unit / "checkpoint.json").rename(unit / "checkpoint-before.json")  # from which the run goes on
+    assert read(tmp_path / "half").units == runs["half"].units
     shown = Page(page(list(runs.values())))
     check_structure(shown)
     said = shown.all("main")[0].text

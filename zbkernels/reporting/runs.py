@@ -205,9 +205,10 @@ def _how_far(run: Run, unit: Path) -> str:
         _json(run, f"{where}/result.json")
         return "damaged" if run.state == DAMAGED != before else "finished"
     epochs = _json(run, f"{where}/settings.json").get("epochs")
-    if not os.path.exists(unit / "checkpoint.json"):
+    kept = [name for name in ("checkpoint.json", "checkpoint-before.json") if os.path.exists(unit / name)]
+    if not kept:
         return "begun"
-    history = _mapping(_json(run, f"{where}/checkpoint.json").get("meta")).get("history")
+    history = _mapping(_json(run, f"{where}/{kept[0]}").get("meta")).get("history")
     done = len(history) if isinstance(history, list) else 0
     return f"{done} of {epochs} epochs" if isinstance(epochs, int) else f"{done} epochs"
 
