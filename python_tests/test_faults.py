@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from zbkernels import checkpoint as checkpoints
-from zbkernels import cli, locks, stopping
+from zbkernels import cli, locks, stopping, tables
 from zbkernels.checkpoint import CheckpointError
 from zbkernels.cli import app
 from zbkernels.experiments import ExperimentError, runner, table1_mnist, units
@@ -386,14 +387,15 @@ def test_a_file_that_is_no_lock_holds_nobody_up(tmp_path: Path) -> None:
         assert not (tmp_path / "lock").exists()
 
 
-def test_many_who_want_one_lock_have_it_one_after_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wait", [False, True])
+def test_many_who_want_one_lock_have_it_one_after_another(tmp_path: Path, wait: bool) -> None:
     """The file goes with its holder, so that who opened it before must look again."""
 
     def often() -> None:
         had = 0
         while had < 100:
             try:
-                with locks.locked(tmp_path / "lock"):
+                with locks.locked(tmp_path / "lock", wait=wait):
                     (tmp_path / "inside").mkdir()
                     (tmp_path / "inside").rmdir()
                     had += 1
@@ -405,6 +407,27 @@ def test_many_who_want_one_lock_have_it_one_after_another(tmp_path: Path) -> Non
     for process in several:
         os.waitpid(process, 0)
     assert {path.name for path in tmp_path.iterdir()} == {f"done-{process}" for process in several}
+
+
+def test_a_tables_lock_is_waited_for_and_needs_no_room(tmp_path: Path) -> None:
+    table = tmp_path / "deep/a.json"
+    with holding(tmp_path / "deep/a.json.lock") as holder:
+        had, said = os.pipe()
+
+        def want() -> None:
+            with tables.locked(table):
+                os.write(said, b"1")
+
+        child = forked(want)
+        assert select.select([had], [], [], 0.2) == ([], [], [])
+        os.kill(holder, signal.SIGKILL)
+        assert os.read(had, 1) == b"1"
+        os.waitpid(child, 0)
+    with longest_file(0), tables.locked(table):  # as where a full disk is to be cleared
+        pass
+    assert (tmp_path / "deep/a.json.lock").exists()
+    os.close(had)
+    os.close(said)
 
 
 # --- flipped bits -------------------------------------------------------------------------------------------------
