@@ -12,6 +12,7 @@ import os
 import re
 import struct
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -353,6 +354,12 @@ def test_pictures_are_bounded(tmp_path: Path) -> None:
     small = embedded(path)
     assert (small.width, small.height) == (2400, 1200)
     path.write_bytes(png(3000, 1500)[:2000])
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        embedded(path)
+    no_palette = bytearray(png(3000, 4))
+    no_palette[25] = 3  # of colours in a palette, which is not there
+    no_palette[29:33] = struct.pack(">I", zlib.crc32(no_palette[12:29]))
+    path.write_bytes(no_palette)
     with pytest.raises(ValueError, match="cannot be decoded"):
         embedded(path)
     noise = image.effect_noise((1500, 1400), 90)
