@@ -99,6 +99,14 @@ def finished(folder: Path, text: str = TABLE, **more: Any) -> Path:
     return folder
 
 
+def network_folder(folder: Path) -> Path:
+    """What `save_pretrained` leaves, here and elsewhere."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 8}))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
 def cut_off(folder: Path) -> Path:
     """A run with one unit done, one on the way, and one only begun."""
     for name, files in {

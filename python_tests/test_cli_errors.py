@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -219,6 +220,42 @@ def test_debug_shows_the_trace_of_a_users_error_with_the_same_code() -> None:
     shown = zb("--debug", "report", "nowhere")
     assert shown.exit_code == 1 and "Traceback" in shown.stderr
     assert shown.stderr.endswith("zb: nowhere: no such folder\n")
+
+
+@pytest.mark.parametrize("line", ["list", "--help", "run --help", "check-invariance fcn-mnist", "report RUN"])
+def test_a_reader_that_has_gone_is_141(line: str, tmp_path: Path) -> None:
+    """As with `zb list | true`: tables and help, which rich prints, and plain text."""
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "RUN/config.json").write_text('{"settings": {}}')
+    read, write = os.pipe()
+    os.close(read)
+    root = str(Path(__file__).resolve().parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "zbkernels", *line.split()]
+    try:
+        done = subprocess.run(
+            command,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+            timeout=120,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_every_console_leaves_a_reader_that_has_gone_to_the_command() -> None:
+    """Rich's own console ends the process."""
+    package = Path(files.__file__).parent
+    makes = re.compile(r"from rich\.console import .*\bConsole\b|(?<!\.)\brich\.console\.Console\(\S")
+    for path in package.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if re.search(r"(?<![\w.])Console\(", text.replace("class Console(", "")):
+            assert "from zbkernels.console import Console" in text and not makes.search(text), path
 
 
 def test_ctrl_c_is_one_line_and_130(tmp_path: Path) -> None:

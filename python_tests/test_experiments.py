@@ -34,7 +34,8 @@ from zbkernels.experiments.contrast import SCALARS, sweep, zero_image_probabilit
 from zbkernels.experiments.progress import Progress, duration
 from zbkernels.files import read_json, replacing, write_json
 from zbkernels.models import ARCHITECTURES, build
-from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, ReportError, judge, report, spread
+from zbkernels.report import FAILS, HOLDS, NOT_TESTABLE, WITHIN_SPREAD, ReportError, judge, rewrite, spread
+from zbkernels.reporting import command
 from zbkernels.train import TrainConfig, train
 
 FILES = ["config.json", "figure.png", "metrics.json", "table.md"]
@@ -299,24 +300,24 @@ def test_report_draws_again_from_the_metrics(tmp_path: Path) -> None:
     wanted = (folder / "table.md").read_text()
     (folder / "table.md").unlink()
     (folder / "figure.png").unlink()
-    assert list(report(folder)) == [(folder, wanted)]
-    assert list(report(tmp_path)) == [(folder, wanted)]
+    assert command.run([tmp_path], None, redraw=True) == tmp_path / "report.html"
+    assert (folder / "table.md").read_text() == wanted
     assert (folder / "figure.png").stat().st_size > 10_000
     with pytest.raises(ReportError, match="no such folder"):
-        list(report(tmp_path / "nowhere"))
+        command.run([tmp_path / "nowhere"], None, redraw=True)
     with pytest.raises(ReportError, match="no finished run"):
-        list(report(folder / "units"))
+        command.run([folder / "units"], None, redraw=True)
     name = json.loads((folder / "metrics.json").read_text())["experiment"]
     for number, bad in enumerate(("{}", "[]", "cut of", json.dumps({"experiment": name, "scores": 3}))):
         other = tmp_path / f"{number} before the good one"
         other.mkdir()
         (other / "metrics.json").write_text(bad)
         with pytest.raises(ReportError, match="not the metrics of an experiment"):
-            list(report(other))
-    seen = []
+            rewrite(other)
+    (folder / "table.md").unlink()
     with pytest.raises(ReportError) as error:  # of all bad ones, and after the good one
-        seen.extend(report(tmp_path))
-    assert seen == [(folder, wanted)]
+        command.run([tmp_path], None, redraw=True)
+    assert (folder / "table.md").read_text() == wanted
     assert all(f"{number} before the good one" in str(error.value) for number in range(4))
 
 

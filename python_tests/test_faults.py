@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from zbkernels import checkpoint as checkpoints
-from zbkernels import cli, locks, stopping
+from zbkernels import cli, locks, stopping, tables
 from zbkernels.checkpoint import CheckpointError
 from zbkernels.cli import app
 from zbkernels.experiments import ExperimentError, runner, table1_mnist, units
@@ -386,14 +387,15 @@ def test_a_file_that_is_no_lock_holds_nobody_up(tmp_path: Path) -> None:
         assert not (tmp_path / "lock").exists()
 
 
-def test_many_who_want_one_lock_have_it_one_after_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wait", [False, True])
+def test_many_who_want_one_lock_have_it_one_after_another(tmp_path: Path, wait: bool) -> None:
     """The file goes with its holder, so that who opened it before must look again."""
 
     def often() -> None:
         had = 0
         while had < 100:
             try:
-                with locks.locked(tmp_path / "lock"):
+                with locks.locked(tmp_path / "lock", wait=wait):
                     (tmp_path / "inside").mkdir()
                     (tmp_path / "inside").rmdir()
                     had += 1
@@ -405,6 +407,27 @@ def test_many_who_want_one_lock_have_it_one_after_another(tmp_path: Path) -> Non
     for process in several:
         os.waitpid(process, 0)
     assert {path.name for path in tmp_path.iterdir()} == {f"done-{process}" for process in several}
+
+
+def test_a_tables_lock_is_waited_for_and_needs_no_room(tmp_path: Path) -> None:
+    table = tmp_path / "deep/a.json"
+    with holding(tmp_path / "deep/a.json.lock") as holder:
+        had, said = os.pipe()
+
+        def want() -> None:
+            with tables.locked(table):
+                os.write(said, b"1")
+
+        child = forked(want)
+        assert select.select([had], [], [], 0.2) == ([], [], [])
+        os.kill(holder, signal.SIGKILL)
+        assert os.read(had, 1) == b"1"
+        os.waitpid(child, 0)
+    with longest_file(0), tables.locked(table):  # as where a full disk is to be cleared
+        pass
+    assert (tmp_path / "deep/a.json.lock").exists()
+    os.close(had)
+    os.close(said)
 
 
 # --- flipped bits -------------------------------------------------------------------------------------------------
@@ -454,6 +477,86 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(tmp_path: Path, file: s
                 assert torch.equal(found.tensors[name], saved)
             assert found.meta["meta"]["history"] == [*range(epochs, epochs + 1)] * epochs
         assert told > 0.4 * len(good)
+
+
+def _save(folder: Path, step: int) -> None:
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.fill_(step)
+    optimizer = torch.optim.SGD(model.parameters())
+    checkpoints.save(folder, step=step, model=model, optimizer=optimizer, rng={}, meta={"step": step})
+
+
+def _loaded(folder: Path) -> tuple[int, bool]:
+    """(the step that is loaded, whether the last was damaged)"""
+    found = checkpoints.load(folder)
+    assert found is not None
+    step = found.meta["meta"]["step"]
+    assert torch.equal(found.tensors["model.weight"], torch.full((2, 2), float(step)))
+    return step, found.damage is not None
+
+
+def _index_damaged(folder: Path, step: int) -> None:
+    (folder / "checkpoint.json").write_text("{")
+
+
+def _index_gone(folder: Path, step: int) -> None:
+    (folder / "checkpoint.json").unlink()
+
+
+def _tensors_damaged(folder: Path, step: int) -> None:
+    (folder / f"epoch-{step:04d}.safetensors").write_bytes(b"no tensors")
+
+
+@pytest.mark.parametrize("damage", [_index_damaged, _index_gone, _tensors_damaged])
+@pytest.mark.parametrize("then", [2, 3])  # the epoch is trained again, or had gone on in memory
+def test_damage_takes_no_checkpoint_but_its_own(
+    tmp_path: Path, damage: Callable[[Path, int], None], then: int
+) -> None:
+    """What is loaded after it, and what is kept by the next save, which may be damaged in turn."""
+    _save(tmp_path, 1)
+    _save(tmp_path, 2)
+    damage(tmp_path, 2)
+    assert _loaded(tmp_path) == (1, True)
+    _save(tmp_path, then)
+    assert _loaded(tmp_path) == (then, False)
+    if (
+        damage is _tensors_damaged and then == 3
+    ):  # its index is whole: that it is worth nothing is not looked at
+        return
+    damage(tmp_path, then)
+    assert _loaded(tmp_path) == (1, True)
+    (tmp_path / "epoch-0001.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"checkpoint\.json: the checkpoint cannot be read .*--force"):
+        checkpoints.load(tmp_path)
+
+
+def test_a_removed_checkpoint_is_none_however_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+    for allowed in range(5):
+        folder = tmp_path / str(allowed)
+        _save(folder, 1)
+        _save(folder, 2)
+        left = allowed
+
+        def counted(path: Path, missing_ok: bool = False) -> None:
+            nonlocal left
+            if not left:
+                raise KeyboardInterrupt
+            left -= 1
+            unlink(path, missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", counted)
+            with contextlib.suppress(KeyboardInterrupt):
+                checkpoints.remove(folder)
+        if allowed < 2:
+            assert _loaded(folder) == (2, False)
+        else:
+            assert checkpoints.load(folder) is None
+    assert not list(folder.iterdir())
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import errno
 import hashlib
 import html
 import json
+import os
 import re
 import struct
+import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from html_pages import Page
-from run_folders import HOSTILE, TABLE, cut_off, damaged, finished, png, told
+from run_folders import HOSTILE, TABLE, cut_off, damaged, finished, network_folder, png, told
 from typer.testing import CliRunner, Result
 
-from zbkernels import report
+from zbkernels import experiments, report
 from zbkernels.cli import app
 from zbkernels.experiments.zero_image_figure import about_figure
+from zbkernels.models import ARCHITECTURES, build
 from zbkernels.reporting import find, read
 from zbkernels.reporting.page import page
 from zbkernels.reporting.pictures import embedded
@@ -153,7 +159,7 @@ def test_runs_that_are_not_whole_are_shown_as_such(tmp_path: Path, monkeypatch: 
     about = {"images": 60000, "batch_size": 512, "turn": 20, "threads": 1, "device": "cpu", "torch": "2.13.0"}
     (tmp_path / "timed/timing.json").write_text(json.dumps({"rows": [row], **about}))
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun/config.json").write_text("{}")
+    (tmp_path / "begun/config.json").write_text('{"settings": {}}')
     bad = damaged(tmp_path / "bad")
     runs = {run.folder.name: run for run in map(read, find([tmp_path, tmp_path / "good"]))}
     assert len(runs) == 4 + len(bad)
@@ -166,6 +172,9 @@ def test_runs_that_are_not_whole_are_shown_as_such(tmp_path: Path, monkeypatch: 
         ("c", "begun"),
     ]
     assert "1 of the 3 units" in runs["half"].notes[0]
+    unit = tmp_path / "half/units/b"
+    (unit / "checkpoint.json").rename(unit / "checkpoint-before.json")  # from which the run goes on
+    assert read(tmp_path / "half").units == runs["half"].units
     shown = Page(page(list(runs.values())))
     check_structure(shown)
     said = shown.all("main")[0].text
@@ -231,6 +240,103 @@ def test_folders_are_searched_deep_but_not_through_links(
     assert list(find([deep.parent / "run"])) == [deep]
 
 
+def test_only_what_a_run_left_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch)
+    network_folder(tmp_path / "network")
+    zb_network = build(ARCHITECTURES["cnn-fashion"], (1, 8, 8), 4)
+    zb_network.save_pretrained(tmp_path / "ours")
+    assert list(find([tmp_path])) == []
+    contents = {
+        "settings-are-no-object": '{"settings": 3}',
+        "list": "[]",
+        "cut": '{"model_type": ',
+        "deep": "[" * 9999,
+    }
+    for name, text in contents.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    (tmp_path / "school/units/algebra").mkdir(parents=True)  # units of another kind
+    inside = finished(tmp_path / "school/units/told-paper")
+    os.mkfifo(tmp_path / "list/other.json")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe/config.json")
+    huge = {"model_type": "bert", "vocabulary": "x" * (2 << 20), "settings": {}}
+    (tmp_path / "cut/config.json").write_text(json.dumps(huge))
+    assert list(find([tmp_path])) == [inside]
+    assert "no finished run" in zb("report", tmp_path / "network").stderr
+    begun, cut = tmp_path / "told-a", tmp_path / "told-b"
+    for folder, text in ((begun, '{"seconds": 3, "settings": {}}'), (cut, '{"settings": {"experiment": "to')):
+        folder.mkdir()
+        (folder / "config.json").write_text(text)
+    units = cut_off(tmp_path / "told-c")
+    assert list(find([tmp_path])) == [inside, begun, cut, units]
+    assert [read(each).state for each in (begun, cut, units)] == ["unfinished", "damaged", "unfinished"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "took"),
+    [
+        ("NaN", "7.0 s"),
+        ("1e999", "7.0 s"),
+        ("-1", "7.0 s"),
+        ("true", "7.0 s"),
+        ('"90"', "7.0 s"),
+        ("1" + 400 * "0", "7.0 s"),
+        ("90", "1 min 30 s"),
+        ("0", "0.0 s"),
+    ],
+)
+def test_a_time_that_is_none_is_not_shown(
+    seconds: str, took: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch)
+    run = finished(tmp_path / "run")
+    metrics = json.loads((run / "metrics.json").read_text())
+    units = [
+        '{"train_seconds": 7}',
+        *(f'{{"train_seconds": {bad}}}' for bad in ("NaN", "1e999", "true", "9" * 400)),
+    ]
+    (run / "metrics.json").write_text(json.dumps(metrics)[:-1] + f', "units": [{", ".join(units)}]}}')
+    (run / "config.json").write_text(f'{{"settings": {{}}, "seconds": {seconds}}}')
+    cells = [element.text for element in Page(page_of(run)).all("td")]
+    assert took in cells and "not recorded" not in cells
+    two = ", ".join(['{"train_seconds": 1e308}'] * 2)  # together more than a float holds
+    (run / "metrics.json").write_text(json.dumps(metrics)[:-1] + f', "units": [{two}]}}')
+    (run / "config.json").unlink()
+    assert "not recorded" in [element.text for element in Page(page_of(run)).all("td")]
+
+
+def test_a_folder_of_odd_text_keeps_no_other_run_from_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a surrogate pair, a name that is not UTF-8, settings nested as deeply as JSON is read, a pipe."""
+    told(monkeypatch)
+    finished(tmp_path / "runs/good")
+    odd = finished(tmp_path / "runs/odd", TABLE.replace("What it is", "What it is \ud800"))
+    deep = '{"a": [' * 200 + "]}" * 200
+    config = '{"settings": {"experiment": "\\ud800", "deep": %s}, "environment": {"torch": %s, "started": "\\udfff"}}'
+    (odd / "config.json").write_text(config % (deep, deep))
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/runs/b\xffd")
+    finished(Path(name))
+    cut = cut_off(tmp_path / "runs/half")
+    (cut / "config.json").write_text('{"settings": {"experiment": "\\udc00", "preset": "\\udc00"}}')
+    os.mkfifo(cut / "timing.json")
+    several = zb("report", tmp_path / "runs")
+    assert several.exit_code == 1 and "timing.json: not a file" in several.stderr, several.output
+    assert "1 of 4 runs" in several.stderr
+    assert f"{tmp_path}/runs/b\\udcffd: finished, 2 of 3 claims hold" in several.stdout
+    shown = Page((tmp_path / "runs/report.html").read_text(encoding="utf-8"))
+    check_structure(shown)
+    assert len(shown.all("article")) == 4
+    said = shown.all("main")[0].text
+    assert "What it is \ufffd" in said and "/runs/b\ufffdd" in said
+    for folder in (odd, name):
+        alone = zb("report", folder)
+        assert alone.exit_code == 0, alone.output
+        assert "| paper | 88.12 | 79.52 |" in alone.stdout
+    assert "What it is \\ud800" in zb("report", odd).stdout
+
+
 def test_pictures_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "figure.png"
     path.write_bytes(png(300, 200))
@@ -248,6 +354,12 @@ def test_pictures_are_bounded(tmp_path: Path) -> None:
     small = embedded(path)
     assert (small.width, small.height) == (2400, 1200)
     path.write_bytes(png(3000, 1500)[:2000])
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        embedded(path)
+    no_palette = bytearray(png(3000, 4))
+    no_palette[25] = 3  # of colours in a palette, which is not there
+    no_palette[29:33] = struct.pack(">I", zlib.crc32(no_palette[12:29]))
+    path.write_bytes(no_palette)
     with pytest.raises(ValueError, match="cannot be decoded"):
         embedded(path)
     noise = image.effect_noise((1500, 1400), 90)
@@ -326,6 +438,29 @@ def test_what_cannot_be_written_again_is_shown_as_it_lies_there(
         said = Page((tmp_path / "page.html").read_text()).all("main")[0].text
         assert "Read-only file system" in said or "matplotlib is not installed" in said
         assert "88.12" in said
+
+
+def test_a_figure_that_cannot_be_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch)
+
+    def figure(metrics: dict[str, Any], path: Path) -> None:
+        """Write the PNG: nothing."""
+        raise KeyError("scalars")
+
+    module = sys.modules[experiments.EXPERIMENTS["told"]]
+    monkeypatch.setattr(module, "EXPERIMENT", dataclasses.replace(module.EXPERIMENT, figure=figure))
+    run = finished(tmp_path / "run")
+    for _ in range(2):
+        result = zb("report", run)
+        assert result.exit_code == 0, result.output
+        assert (run / "table.md").read_text() == TABLE and (run / "figure.png").read_bytes() == png(40, 30)
+        said = [element.text for element in Page((run / "report.html").read_text()).all("li")]
+        wanted = f"Not drawn again: {run / 'metrics.json'}: table.md and figure.png cannot be made of it"
+        assert f"{wanted} (KeyError: 'scalars')." in said
+    assert "Not drawn again" not in page_of(run)
+    (run / "metrics.json").write_text('{"experiment": "told"}')  # damaged: said once
+    assert zb("report", run).exit_code == 1
+    assert "Not drawn again" not in (run / "report.html").read_text()
 
 
 def test_what_is_no_folder_of_runs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import parametrizations, prune
@@ -124,6 +126,40 @@ def _without_values(model: Network) -> nn.Module:
     return model.to("meta")
 
 
+def _longer(model: Network) -> nn.Module:
+    return model.append(nn.Softmax(1))
+
+
+def _shorter(model: Network) -> nn.Module:
+    del model.flatten
+    return model
+
+
+def _swapped(name: str, layer: nn.Module) -> Callable[[Network], nn.Module]:
+    def change(model: Network) -> nn.Module:
+        setattr(model, name, layer)
+        return model
+
+    return change
+
+
+def _in_another_order(model: Network) -> nn.Module:
+    layer = model.flatten
+    del model.flatten
+    model.add_module("flatten", layer)
+    return model
+
+
+def _set_otherwise(model: Network) -> nn.Module:
+    model.fc3.negative_slope = 0.1
+    return model
+
+
+class _Doubled(nn.Flatten):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -135,6 +171,12 @@ def _without_values(model: Network) -> nn.Module:
         (_pruned, r"missing: conv1.weight; unexpected: conv1.weight_orig, conv1.weight_mask"),
         (_another_layer, r"of the wrong shape: classifier.weight \[7, 128\] instead of \[4, 128\]"),
         (_without_values, r"conv1.weight \(no values\)"),
+        (_longer, r"layers of the network's configuration; 5: Softmax\(dim=1\) instead of no such layer$"),
+        (_shorter, r"flatten: no such layer instead of Flatten\(start_dim=1, end_dim=-1\)$"),
+        (_swapped("flatten", nn.Identity()), r"flatten: Identity\(\) instead of Flatten\("),
+        (_swapped("flatten", _Doubled()), r"flatten: <class '.*\._Doubled'>\(.* instead of Flatten\("),
+        (_in_another_order, "expected the layers in the order of the network's configuration"),
+        (_set_otherwise, r"fc3: LinearReLU\(.*, negative_slope=0.1\) instead of LinearReLU\("),
     ],
 )
 def test_what_would_not_come_back_is_not_saved(
@@ -145,13 +187,100 @@ def test_what_would_not_come_back_is_not_saved(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("relu1", nn.LeakyReLU(0.1)),
+        ("pool1", nn.AvgPool2d(2)),
+        ("pool1", nn.MaxPool2d(2, ceil_mode=True)),
+        ("conv1", nn.Conv2d(1, 16, 3, padding="same", padding_mode="circular", bias=False)),
+    ],
+)
+@pytest.mark.parametrize("treated", [False, True], ids=["plain", "fused"])
+def test_a_plain_networks_layer_that_was_swapped_is_named(
+    name: str, layer: nn.Module, treated: bool, tmp_path: Path
+) -> None:
+    model = build(SMALL, (1, 8, 8), 4, fused=False)
+    setattr(model, name, layer)
+    if treated:
+        zb.fuse(model, when="always")
+    with pytest.raises(CheckpointError, match=f"; {name}: {type(layer).__name__}"):
+        model.save_pretrained(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_changes_no_prediction_is_saved(tmp_path: Path) -> None:
+    plain = build(replace(TINY, style="bn"), (1, 8, 8), 4, bias=True, seed=3, fused=False)
+    plain(images())
+    plain.eval()
+    wanted = plain(images())
+    for each in plain.modules():
+        if isinstance(each, nn.ReLU):
+            each.inplace = True
+        if isinstance(each, nn.BatchNorm2d):
+            each.momentum = 0.01
+    plain.save_pretrained(tmp_path / "set")
+    nn.SyncBatchNorm.convert_sync_batchnorm(plain).save_pretrained(tmp_path / "synchronised")
+    pruned = build(SMALL, (1, 8, 8), 4, fused=False)
+    prune.l1_unstructured(pruned.conv1, "weight", amount=0.5)
+    prune.remove(pruned.conv1, "weight")
+    parametrizations.weight_norm(pruned.conv2)
+    zb.fuse(pruned, when="always")
+    nn.utils.parametrize.remove_parametrizations(pruned.conv2, "weight")
+    pruned.relu2 = pruned.relu1  # one layer in two places
+    pruned.save_pretrained(tmp_path / "pruned")
+    zb.unfuse(pruned)
+    pruned.save_pretrained(tmp_path / "unfused")
+    for name, expected in (
+        ("set", wanted),
+        ("synchronised", wanted),
+        ("pruned", pruned(images())),
+        ("unfused", pruned(images())),
+    ):
+        torch.testing.assert_close(from_pretrained(tmp_path / name)(images()), expected)
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_system(tmp_path: Path) -> None:
+    first = network()
+    first.save_pretrained(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (0, 1000, 100_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            with pytest.raises(OSError, match=r"model\.safetensors: cannot be written .*File too large"):
+                network(seed=4).save_pretrained(tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert torch.equal(from_pretrained(tmp_path)(images()), first(images()))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_flipped_bit_of_the_weights_is_found(tmp_path: Path) -> None:
+    model = network()
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata()["format"] == "pt"
+    good = path.read_bytes()
+    for place in (len(good) // 2, len(good) - 1):
+        bad = bytearray(good)
+        bad[place] ^= 1
+        path.write_bytes(bytes(bad))
+        with pytest.raises(
+            CheckpointError, match=r"model\.safetensors: .*expected the checksum \w+, got .*damaged"
+        ):
+            from_pretrained(tmp_path)
+    save_file(model.state_dict(), path)  # of another writer
+    assert torch.equal(from_pretrained(tmp_path)(images()), model(images()))
+
+
 def test_a_save_that_is_cut_off_leaves_what_was_there_or_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = network(), network(seed=4)
     first.save_pretrained(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("zbkernels.models.network.save_file", _disk_full)
+        patch.setattr("zbkernels.tensor_file.save_file", _disk_full)
         with pytest.raises(OSError, match="No space left"):
             second.save_pretrained(tmp_path)
     assert torch.equal(from_pretrained(tmp_path)(images()), first(images()))

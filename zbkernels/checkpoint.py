@@ -74,17 +74,15 @@ def save(
         "optimizer_numbers": numbers,
         "meta": meta,
     }
-    kept = {name}
-    try:
-        before = read_sealed_json(folder / _INDEX)
-        kept.add(_tensor_file(before))
+    last = _named_by(folder / _INDEX)
+    if last is None or last == name:  # no help later: the checkpoint before it is kept on
+        last = _named_by(folder / _BEFORE)
+    else:
         with replacing(folder / _BEFORE) as temporary:
             temporary.write_bytes((folder / _INDEX).read_bytes())
-    except (FileNotFoundError, ValueError, KeyError):
-        pass  # none, or a damaged one, which is no help later
     write_sealed_json(folder / _INDEX, index)
     for old in folder.glob("epoch-*.safetensors"):
-        if old.name not in kept:
+        if old.name not in (name, last):
             old.unlink(missing_ok=True)
 
 
@@ -95,7 +93,7 @@ def load(folder: Path) -> Checkpoint | None:
         CheckpointError: what is there is broken, or files of it are gone.
     """
     path = folder / _INDEX
-    if not path.exists():
+    if not path.exists() and not (folder / _BEFORE).exists():
         return None
     try:
         return _read(folder, path)
@@ -130,9 +128,17 @@ def _tensor_file(index: dict[str, Any]) -> str:
     return name
 
 
+def _named_by(path: Path) -> str | None:
+    """The tensor file of an index; None where there is none, or a damaged one."""
+    try:
+        return _tensor_file(read_sealed_json(path))
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+
+
 def remove(folder: Path) -> None:
-    """Delete what :func:`save` wrote."""
-    for path in (*folder.glob("epoch-*.safetensors"), folder / _INDEX, folder / _BEFORE):
+    """Delete what :func:`save` wrote. Cut off, it leaves a checkpoint that is whole, or none."""
+    for path in (folder / _BEFORE, folder / _INDEX, *folder.glob("epoch-*.safetensors")):
         path.unlink(missing_ok=True)
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from zbkernels import completion, stopping
 from zbkernels._version import __version__
 from zbkernels.cli_errors import Group, SubGroup, one_line_errors, set_debug
+from zbkernels.console import Console
 from zbkernels.nap import command as nap_command
 
 app = typer.Typer(

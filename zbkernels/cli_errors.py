@@ -23,10 +23,10 @@ from typing import Any
 
 import typer
 import typer.core
-from rich.console import Console
 from rich.markup import escape
 
 from zbkernels import stopping
+from zbkernels.console import Console
 
 USAGE, FAULT, BROKEN_PIPE = 2, 70, 141
 _BENCH = {"onnxruntime", "openvino", "pytest_benchmark", "faiss", "pykeops"}
@@ -73,9 +73,12 @@ def one_line_errors(when_interrupted: str = "stopped", code: int = 1) -> Iterato
             _fault(error)
         extra = "bench" if missing in _BENCH else "ray" if missing == "ray" else "experiments"
         fail(f"{missing} is not installed: pip install 'zbkernels[{extra}]'", code)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the interpreter's last flush
-        raise typer.Exit(BROKEN_PIPE) from None
+    except BrokenPipeError:
+        _reader_gone()
+    except SystemExit as ended:  # of typer's own console, which shows the help
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        _reader_gone()
     except KeyboardInterrupt as stop:
         fail(when_interrupted, stopping.exit_code(stop))
     except typer.Abort:
@@ -94,6 +97,12 @@ def one_line_errors(when_interrupted: str = "stopped", code: int = 1) -> Iterato
         if isinstance(error, RuntimeError) and "memory" in str(error) and "alloc" in str(error).lower():
             fail(f"out of memory ({str(error).splitlines()[0]}); a smaller batch or preset needs less", code)
         _fault(error)
+
+
+def _reader_gone() -> None:
+    """The reader of our output, such as `head`, has seen enough."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the interpreter's last flush
+    raise typer.Exit(BROKEN_PIPE) from None
 
 
 def os_error(error: OSError) -> str:

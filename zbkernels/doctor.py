@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rich.console
 import torch
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import zbkernels
 from zbkernels import _loader
+from zbkernels.console import Console
 from zbkernels.ops._op import OPS, Op
 
 
@@ -43,7 +44,7 @@ class Device:
     mend: str = ""
 
 
-def main(console: Console | None = None) -> int:
+def main(console: rich.console.Console | None = None) -> int:
     """Prints the whole picture; returns 0 where every op runs, else 1."""
     console = console or Console(emoji=False)
     if not console.is_terminal:

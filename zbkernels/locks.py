@@ -25,20 +25,23 @@ class Busy(Exception):
 
 
 @contextmanager
-def locked(path: Path, *, keep: bool = False) -> Iterator[None]:
+def locked(path: Path, *, keep: bool = False, wait: bool = False) -> Iterator[None]:
     """Hold the lock ``path`` while the block runs. Its folder is made where it is not there.
 
     Args:
         keep: leave the file when done (a killed process always does).
+        wait: for the process that holds it. Such a lock is held for moments only and names nobody, so that it can be
+            had on a full disk, too.
 
     Raises:
-        Busy: another process holds it.
+        Busy: another process holds it, and it was not to be waited for.
         OSError: the file cannot be written, or the file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = _acquired(path)
+    handle = _acquired(path, wait)
     try:
-        _sign(path, handle)
+        if not wait:
+            _sign(path, handle)
         yield
     finally:
         try:
@@ -57,11 +60,11 @@ def _sign(path: Path, handle: int) -> None:
         raise
 
 
-def _acquired(path: Path) -> int:
+def _acquired(path: Path, wait: bool) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             there = os.stat(path)
         except BlockingIOError:
             holder = re.fullmatch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,48 +64,28 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def report(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Write table.md and figure.png again, from metrics.json, for each finished run in ``folder`` or below.
-
-    Yields:
-        Each run's folder and its table. A run whose metrics are no good keeps none of the others back.
-
-    Raises:
-        ReportError: there is no finished run, or, at the end, the metrics of some are no good.
-    """
-    runs = [path for path in runs_in([folder]) if (path / "metrics.json").exists()]
-    if not runs:
-        raise ReportError(f"{folder}: no finished run here or below (a finished run has metrics.json)")
-    bad: list[ReportError] = []
-    for path in runs:
-        try:
-            yield path, rewrite(path)
-        except ReportError as error:
-            bad.append(error)
-    if bad:
-        raise ReportError("; ".join(map(str, bad))) from bad[0]
-
-
 def rewrite(path: Path) -> str:
     """Write a finished run's table.md and figure.png again from its metrics; returns the table.
 
     Raises:
-        ReportError: the metrics are no good.
+        ReportError: the metrics are no good, or make a table but no figure.
+        OSError, ModuleNotFoundError: the files cannot be written; matplotlib is not installed.
     """
     from zbkernels.experiments import get
     from zbkernels.experiments.runner import write_report
 
+    fault = "not the metrics of an experiment"
     try:
         metrics = read_json(path / "metrics.json")
         experiment = get(metrics["experiment"])
+        table = experiment.table(metrics)
+        fault = "table.md and figure.png cannot be made of it"
         write_report(experiment, path, metrics)
-        return experiment.table(metrics)
     except (OSError, ModuleNotFoundError):
         raise
     except Exception as error:  # whatever a damaged file makes a report's arithmetic do
-        raise ReportError(
-            f"{path / 'metrics.json'}: not the metrics of an experiment ({type(error).__name__}: {error})"
-        ) from error
+        raise ReportError(f"{path / 'metrics.json'}: {fault} ({type(error).__name__}: {error})") from error
+    return table
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:

@@ -6,15 +6,14 @@ what can be used and warns once of a file that can't be.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from zbkernels import locks
 from zbkernels.files import read_json
 
 _warned: set[Path] = set()
@@ -76,13 +75,9 @@ def ignored(path: Path, reason: str) -> list[dict[str, Any]]:
     return []
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of ``path`` against other processes; it ends with its holder, whatever becomes of that.
+def locked(path: Path) -> AbstractContextManager[None]:
+    """Hold the lock of ``path``, after the process that holds it now.
 
     The lock is a file of its own beside ``path``, which is itself replaced by each writer.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(path.suffix + ".lock"), "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return locks.locked(path.with_suffix(path.suffix + ".lock"), keep=True, wait=True)

@@ -138,8 +138,9 @@ def markdown(report: dict[str, Any]) -> str:
 def show(report: dict[str, Any]) -> None:
     """Print the report: with rich where it is installed, else as plain columns."""
     try:
-        from rich.console import Console
         from rich.table import Table
+
+        from zbkernels.console import Console
     except ImportError:
         print(markdown(report))
         return

@@ -107,8 +107,8 @@ def _on_worker(
     context: RunContext, work: Callable[[RunContext, Any], dict[str, Any]], item: Any
 ) -> dict[str, Any]:
     import torch
-    from rich.console import Console
 
+    from zbkernels.console import Console
     from zbkernels.experiments.progress import Progress
 
     quiet = Progress(Console(quiet=True))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from rich.console import Console
+import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from zbkernels import distributed
+from zbkernels.console import Console
 
 
 class Progress:
@@ -20,7 +21,7 @@ class Progress:
             On anything but a terminal no bar is drawn and finished epochs are printed.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: rich.console.Console | None = None) -> None:
         self.console = console or Console(quiet=not distributed.speaks(), emoji=False)
         self._bar = RichProgress(
             TextColumn("{task.description}"),

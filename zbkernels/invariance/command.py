@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
 from zbkernels.checkpoint import CheckpointError
+from zbkernels.console import Console
 from zbkernels.data import DataError
 from zbkernels.experiments.runner import device_named
 from zbkernels.invariance.check import SCALARS, check_scalar_invariance

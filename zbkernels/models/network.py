@@ -8,24 +8,28 @@ first: two files of different saves, as a save that was cut off may leave them, 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from zbkernels.checkpoint import CheckpointError
-from zbkernels.files import replacing, write_json
+from zbkernels.files import write_json
 from zbkernels.models.configuration import Configuration
 from zbkernels.ops._op import FLOATING
+from zbkernels.tensor_file import load_tensors, save_tensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _LARGEST_CONFIG = 1 << 20  # bytes
 _MODEL = "zbkernels"  # the configuration's name among the metadata of the weights' file
+_NO_MATTER = re.compile(
+    r"(, )?\b(inplace|momentum)=[^,]+"
+)  # of a layer's settings: predictions do not depend on it
 
 
 class Network(nn.Sequential):
@@ -45,8 +49,9 @@ class Network(nn.Sequential):
         """Write ``config.json`` and ``model.safetensors`` into ``folder``, each whole or not at all.
 
         Raises:
-            CheckpointError: the network has no configuration, or its tensors are no longer those of it (layers were
-                replaced, pruned or parametrized), or they hold no values of their own (meta, sharded).
+            CheckpointError: the network has no configuration, or its tensors or layers are no longer those of it
+                (layers were added, replaced, set otherwise, pruned or parametrized), or they hold no values of their
+                own (meta, sharded).
             OSError: the folder cannot be written.
         """
         folder = Path(folder)
@@ -61,11 +66,11 @@ class Network(nn.Sequential):
                     f"{folder}: expected {name} to be a tensor, got {type(value).__name__}; gather it first "
                     "(torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True)"
                 )
-        _check(_outline(self.configuration), tensors, str(folder), "the network's configuration")
+        outline = _outline(self.configuration)
+        _check(outline, tensors, str(folder), "the network's configuration")
+        _check_layers(self, outline, folder)
         configuration = self.configuration.as_dict()
-        dense = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        with replacing(folder / WEIGHTS) as temporary:
-            save_file(dense, temporary, {"format": "pt", _MODEL: json.dumps(configuration)})
+        save_tensors(folder / WEIGHTS, tensors, {"format": "pt", _MODEL: json.dumps(configuration)})
         write_json(folder / CONFIG, configuration)
 
     @classmethod
@@ -113,7 +118,7 @@ class Network(nn.Sequential):
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CheckpointError(f"{folder / CONFIG}: no network has this configuration ({said})") from error
         try:
-            mapped = load_file(path)
+            mapped = load_tensors(path)[0]
         except Exception as error:
             raise _broken(path, error) from error
         _check(model, mapped, str(path), f"the network of {CONFIG}")
@@ -141,6 +146,35 @@ def _check(model: Network, tensors: dict[str, torch.Tensor], title: str, into: s
             raise CheckpointError(
                 f"{title}: expected {name} of dtype float32, float64, float16 or bfloat16, got {value.dtype}"
             )
+
+
+def _check_layers(model: Network, outline: Network, folder: Path) -> None:
+    """Whether the model's layers are those that its configuration makes: tensors don't tell of those without any."""
+    here, wanted = _layers(model), _layers(outline)
+    for name in (*here, *wanted):
+        if here.get(name) != wanted.get(name):
+            got, expected = (each.get(name, "no such layer") for each in (here, wanted))
+            raise CheckpointError(
+                f"{folder}: expected the layers of the network's configuration; {name}: {got} instead of {expected}"
+            )
+    if list(here) != list(wanted):
+        raise CheckpointError(f"{folder}: expected the layers in the order of the network's configuration")
+
+
+def _layers(model: nn.Module) -> dict[str, str]:
+    """Each layer below ``model`` by name: its class, without what fusion or torch put on it, and its settings."""
+    from zbkernels.nn.fusion.guards import as_written
+    from zbkernels.nn.fusion.tracing import written
+
+    found = {}
+    for name, layer in model.named_modules(remove_duplicate=False):
+        if name:
+            kind = written(as_written(type(layer)))
+            if issubclass(kind, nn.SyncBatchNorm):  # predicts as that from which torch converts it
+                kind = nn.BatchNorm2d
+            title = kind.__qualname__ if kind.__module__.startswith(("torch.", "zbkernels.")) else str(kind)
+            found[name] = f"{title}({_NO_MATTER.sub('', layer.extra_repr()).removeprefix(', ')})"
+    return found
 
 
 def _outline(configuration: Configuration) -> Network:

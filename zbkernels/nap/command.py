@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from zbkernels import completion
+from zbkernels.console import Console
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from zbkernels._version import __version__
+from zbkernels.console import Console
 from zbkernels.experiments.progress import Progress
 from zbkernels.nap.batches import Batch, batch_crc32, labelled_batches
 from zbkernels.nap.fingerprint import fingerprint

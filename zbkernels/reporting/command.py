@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +38,7 @@ def run(folders: Sequence[Path], out: Path | None, redraw: bool) -> Path:
     for folder in found:
         runs.append(_read(folder, redraw))
         if speaks() and len(found) > 1:
-            print(_line(runs[-1]))
+            _print(_line(runs[-1]))
     write_page(runs, page)
     if speaks():
         _say(runs, page)
@@ -50,17 +52,19 @@ def run(folders: Sequence[Path], out: Path | None, redraw: bool) -> Path:
 
 
 def _read(folder: Path, redraw: bool) -> Run:
-    note = ""
-    if redraw and (folder / "metrics.json").exists():
+    note, refused = "", ""
+    if redraw and os.path.isfile(folder / "metrics.json"):
         try:
             rewrite(folder)
-        except ReportError:
-            pass  # reading it finds the same
+        except ReportError as error:
+            refused = f"Not drawn again: {' '.join(str(error).split())[:300]}."
         except ModuleNotFoundError as error:
             note = f"Not drawn again: {error.name} is not installed (pip install 'zbkernels[experiments]')."
         except OSError as error:
             note = f"Not written again: {error.strerror or error}."
     run = read(folder)
+    if refused and run.state != DAMAGED:  # a damaged one says why itself
+        note = refused
     if note:
         run.notes.append(note)
     return run
@@ -78,6 +82,12 @@ def _line(run: Run) -> str:
 
 def _say(runs: Sequence[Run], page: Path) -> None:
     if len(runs) == 1:
-        print(runs[0].table or "\n".join(runs[0].notes))
-        print("  ".join(str(path) for path in (runs[0].folder / "table.md", *runs[0].figures[:1])))
-    print(page)
+        _print(runs[0].table or "\n".join(runs[0].notes))
+        _print("  ".join(str(path) for path in (runs[0].folder / "table.md", *runs[0].figures[:1])))
+    _print(str(page))
+
+
+def _print(text: str) -> None:
+    """What the output's encoding lacks, such as half of a surrogate pair, is printed as its escape."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))

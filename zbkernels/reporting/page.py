@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from zbkernels.reporting.runs import FINISHED, STATES, Run
 
 _BAR = 120  # units of the verdicts' bar
 _ORDER = ("holds", "within", "fails", "untested")
+_DEEPEST = 8  # lists in lists of a setting that are shown
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON and names of files can hold a lone one, UTF-8 cannot
 
 
 @dataclass
@@ -83,6 +86,10 @@ class _Shown:
     def started(self) -> str:
         return _text(self.run.environment.get("started", ""))[:10]
 
+    @property
+    def torch(self) -> str:
+        return _text(self.run.environment.get("torch", ""))
+
 
 def write_page(runs: Sequence[Run], out: Path, made: float | None = None) -> None:
     """Write the page of ``runs`` to ``out``, as a whole or not at all.
@@ -116,7 +123,7 @@ def page(runs: Sequence[Run], made: float | None = None) -> str:
         lstrip_blocks=True,
     )
     style, script = (_source(environment, name) for name in ("page.css", "page.js"))
-    return environment.get_template("page.html.jinja").render(
+    html = environment.get_template("page.html.jinja").render(
         shown=shown,
         smoke=sum(each.run.smoke and each.tested > 0 for each in shown),
         same=Counter(run.name for run in ordered),
@@ -133,6 +140,7 @@ def page(runs: Sequence[Run], made: float | None = None) -> str:
         policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'",
     )
+    return _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", html)
 
 
 def _shown(run: Run, used: Counter[str]) -> _Shown:
@@ -181,13 +189,15 @@ def _pairs(values: dict[str, Any]) -> list[tuple[str, str]]:
     return [(str(key).replace("_", " "), _text(value)) for key, value in values.items()]
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, depth: int = 0) -> str:
     if value is None:
         return "none"
+    if depth > _DEEPEST and isinstance(value, (list, dict)):
+        return "…"
     if isinstance(value, list):
-        return ", ".join(map(_text, value)) or "none"
+        return ", ".join(_text(inner, depth + 1) for inner in value) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_text(inner)}" for key, inner in value.items()) or "none"
+        return ", ".join(f"{key}: {_text(inner, depth + 1)}" for key, inner in value.items()) or "none"
     return str(value)
 
 

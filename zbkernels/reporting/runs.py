@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 FINISHED, UNFINISHED, TIMED, DAMAGED = "finished", "unfinished", "timed only", "damaged"
 STATES = (FINISHED, UNFINISHED, TIMED, DAMAGED)
-_MARKS = ("metrics.json", "config.json", "timing.json")  # any of these, or units/, makes a folder a run
+_MARKS = ("metrics.json", "timing.json")  # either makes a folder a run; so do a run's config.json and units/
 SMOKE = "smoke"
 BADGES = {
     SMOKE: "smoke preset: a check that it runs, no verdict on the paper",
@@ -20,6 +21,7 @@ BADGES = {
 _MOST_BYTES = (
     256 << 20
 )  # of a JSON or Markdown file that is read: the largest committed metrics have a hundredth
+_MOST_CONFIG = 1 << 20  # of a config.json that is looked into before it is known to be a run's
 _DEEPEST = 12  # folders below the given one
 
 
@@ -80,7 +82,11 @@ def find(folders: Iterable[Path]) -> Iterator[Path]:
     for top in folders:
         for here, below, files in os.walk(top):
             folder = Path(here)
-            marked = "units" in below or any(name in files for name in _MARKS)
+            marked = (
+                any(name in files for name in _MARKS)
+                or ("config.json" in files and _is_config(folder / "config.json"))
+                or ("units" in below and _has_units(folder / "units"))
+            )
             if len(folder.parts) - len(top.parts) >= _DEEPEST:
                 below.clear()
             below[:] = sorted(
@@ -96,6 +102,32 @@ def find(folders: Iterable[Path]) -> Iterator[Path]:
                 yield folder
 
 
+def _is_config(path: Path) -> bool:
+    """Whether a config.json has settings, as a run's does: other programs, and saved networks, have files of that
+    name."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            text = file.read(_MOST_CONFIG)
+    except OSError:
+        return False
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):  # a damaged one, or only the beginning
+        return b'"settings"' in text
+    return isinstance(config, dict) and isinstance(config.get("settings"), dict)
+
+
+def _has_units(folder: Path) -> bool:
+    """Whether the folders in units/ are a run's: each of those has its settings from when it begins."""
+    try:
+        with os.scandir(folder) as entries:
+            return any(os.path.isfile(os.path.join(entry.path, "settings.json")) for entry in entries)
+    except OSError:
+        return False
+
+
 def read(folder: Path) -> Run:
     """All that ``folder`` says of its run. Never raises on what the files hold."""
     run = Run(folder, name=folder.resolve().name)
@@ -104,17 +136,18 @@ def read(folder: Path) -> Run:
     timing = _json(run, "timing.json")
     run.settings = _mapping(config.get("settings"))
     run.environment = _mapping(config.get("environment"))
-    seconds = config.get("seconds")
-    run.seconds = float(seconds) if isinstance(seconds, (int, float)) else _training_seconds(metrics)
+    run.seconds = _duration(config.get("seconds"))
+    if run.seconds is None:
+        run.seconds = _training_seconds(metrics)
     name = metrics.get("experiment", run.settings.get("experiment"))
     preset = metrics.get("preset", run.settings.get("preset"))
     run.preset = preset if isinstance(preset, str) else ""
     _describe(run, name if isinstance(name, str) else "")
-    if (folder / "metrics.json").exists():
+    if os.path.exists(folder / "metrics.json"):
         _read_finished(run, metrics)
     else:
         _read_cut_off(run, timing)
-    run.figures = [path for path in sorted(folder.glob("*.png"), key=_figure_first) if path.is_file()]
+    run.figures = [path for path in sorted(folder.glob("*.png"), key=_figure_first) if os.path.isfile(path)]
     return run
 
 
@@ -148,7 +181,7 @@ def _read_cut_off(run: Run, timing: dict[str, Any]) -> None:
         except Exception as error:
             _damaged(run, f"timing.json: not the times of an experiment's epochs ({_said(error)})")
     for path in sorted((run.folder / "units").glob("*")):
-        if path.is_dir():
+        if os.path.isdir(path):
             run.units.append(UnitState(path.name, _how_far(run, path)))
     if run.state == DAMAGED:
         return
@@ -167,14 +200,15 @@ def _read_cut_off(run: Run, timing: dict[str, Any]) -> None:
 
 def _how_far(run: Run, unit: Path) -> str:
     where = f"units/{unit.name}"
-    if (unit / "result.json").exists():
+    if os.path.exists(unit / "result.json"):
         before = run.state
         _json(run, f"{where}/result.json")
         return "damaged" if run.state == DAMAGED != before else "finished"
     epochs = _json(run, f"{where}/settings.json").get("epochs")
-    if not (unit / "checkpoint.json").exists():
+    kept = [name for name in ("checkpoint.json", "checkpoint-before.json") if os.path.exists(unit / name)]
+    if not kept:
         return "begun"
-    history = _mapping(_json(run, f"{where}/checkpoint.json").get("meta")).get("history")
+    history = _mapping(_json(run, f"{where}/{kept[0]}").get("meta")).get("history")
     done = len(history) if isinstance(history, list) else 0
     return f"{done} of {epochs} epochs" if isinstance(epochs, int) else f"{done} epochs"
 
@@ -207,11 +241,18 @@ def _training_seconds(metrics: dict[str, Any]) -> float | None:
     """What the networks' training took together, where the metrics tell it."""
     units = metrics.get("units")
     found = [
-        unit["train_seconds"]
+        seconds
         for unit in (units if isinstance(units, list) else [])
-        if isinstance(unit, dict) and isinstance(unit.get("train_seconds"), (int, float))
+        if isinstance(unit, dict) and (seconds := _duration(unit.get("train_seconds"))) is not None
     ]
-    return float(sum(found)) if found else None
+    return _duration(sum(found)) if found else None
+
+
+def _duration(value: Any) -> float | None:
+    """Seconds, where the value of a file can be any."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if 0 <= value <= sys.float_info.max else None  # no NaN, nor what no float holds
 
 
 def _json(run: Run, name: str) -> dict[str, Any]:
@@ -234,6 +275,9 @@ def _text(run: Run, name: str) -> str | None:
     path = run.folder / name
     try:
         if not path.exists():
+            return None
+        if not path.is_file():  # a pipe would be waited for
+            _damaged(run, f"{name}: not a file")
             return None
         size = path.stat().st_size
         if size > _MOST_BYTES:
