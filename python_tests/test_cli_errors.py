@@ -258,6 +258,18 @@ def test_every_console_leaves_a_reader_that_has_gone_to_the_command() -> None:
             assert "from zbkernels.console import Console" in text and not makes.search(text), path
 
 
+def test_ctrl_c_while_python_runs_text_is_130_too(tmp_path: Path) -> None:
+    """As in an import that makes a dataclass: Python would end the process by the signal."""
+    (tmp_path / "stopped.py").write_text(
+        "import sys\nfrom zbkernels import stopping\n"
+        "try:\n    exec('raise KeyboardInterrupt')\n"
+        "except KeyboardInterrupt as stop:\n    sys.exit(stopping.exit_code(stop))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    ran = subprocess.run([sys.executable, "-m", "stopped"], env={**os.environ, "PYTHONPATH": path})
+    assert ran.returncode == 130
+
+
 def test_ctrl_c_is_one_line_and_130(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "zbkernels", "run", "table1-mnist", "--preset", "smoke", "--seeds"]
     command += [",".join(map(str, range(40))), "--out", str(tmp_path)]

@@ -15,6 +15,10 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
+    """What a command ends with that has been stopped, and has said so."""
+    # Python ends a process by SIGINT itself once a KeyboardInterrupt has come through exec() of text, as where a
+    # dataclass is made, though it was caught above. The next text that is run takes the mark away.
+    exec("")
     return TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
 
 
