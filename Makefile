@@ -11,7 +11,7 @@
 # make fuzz MINUTES=10 SEED=0  random problems for every op on every backend against float64; failures in out/fuzz
 # make sweep    bench/results/sweep.md anew: sizes that cost more an operation than those next to them
 # make faults KILLS=200 SEED=0  kills runs, recordings and index saves at random moments: nothing may be lost
-# make sanitizers   the emulated CUDA kernels, _C_cpu and _host under sanitizers; of these cases make test takes a quarter
+# make sanitizers   the emulated CUDA kernels, _C_cpu and _host under sanitizers; of these cases make test takes a tenth
 # make hostile COUNT=100 SEED=0   reads damaged and forged files of every format
 # make lint | typecheck | format | bench | check-cuda-load | clean
 #
@@ -92,7 +92,7 @@ build: $(VENV)/for-test
 
 pytest-main: build
 	echo "== tests"
-	ZBKERNELS_SANITIZER_SHARE=4 $(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --durations=25 --junitxml=out/tests.xml python_tests --ignore-glob='*/test_triton_*'
+	ZBKERNELS_SANITIZER_SHARE=10 $(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --durations=25 --junitxml=out/tests.xml python_tests --ignore-glob='*/test_triton_*'
 
 # Triton's interpreter is switched on for a whole process and breaks compilation there: two processes.
 pytest-triton-interpret: build
