@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import threading
 import types
@@ -236,8 +237,27 @@ def test_a_flatten_whose_dimension_is_computed_stays_where_it_is() -> None:
 # --- settings that change ------------------------------------------------------------------------------------------
 
 
+class Config:
+    """With a value that only the class has."""
+
+    halved = False
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    tripled: bool = False
+
+
+class Scale:
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def __call__(self, y: torch.Tensor) -> torch.Tensor:
+        return self.factor * y
+
+
 class Settings(Plain):
-    """A private attribute, one that only the class has, an object, one within it, and one in a list."""
+    """A private attribute, one that only the class has, objects of several kinds, one within another, one in a list."""
 
     doubled = False
 
@@ -245,6 +265,7 @@ class Settings(Plain):
         super().__init__()
         self._pool = True
         self.config = types.SimpleNamespace(shift=False, inner=types.SimpleNamespace(negate=False))
+        self.other, self.slots, self.scale = Config(), Slots(), Scale()
         self.stages = [types.SimpleNamespace(square=False)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -253,6 +274,8 @@ class Settings(Plain):
         y = 2 * y if self.doubled else y
         y = y + 1 if self.config.shift else y
         y = -y if self.config.inner.negate else y
+        y = y / 2 if self.other.halved else y
+        y = self.scale(3 * y if self.slots.tripled else y)
         return y.square() if self.stages[0].square else y
 
 
@@ -264,6 +287,9 @@ class Settings(Plain):
         lambda model: setattr(model.config, "shift", True),
         lambda model: setattr(model.config.inner, "negate", True),
         lambda model: setattr(model.stages[0], "square", True),
+        lambda model: setattr(model.other, "halved", True),
+        lambda model: setattr(model.slots, "tripled", True),
+        lambda model: setattr(model.scale, "factor", 5.0),
     ],
 )
 def test_a_setting_that_changes_is_followed(change: Callable[[Any], None]) -> None:
@@ -273,6 +299,12 @@ def test_a_setting_that_changes_is_followed(change: Callable[[Any], None]) -> No
     change(model)
     change(plain)
     close(model(x), plain(x))
+
+
+def test_too_many_settings_are_not_compared_in_each_call() -> None:
+    model = Settings()
+    model.stages *= 1001
+    assert "too much in stages" in str(fuse(model, when="always"))
 
 
 # --- copies, parts, threads ----------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Which page stands in which part of the site. Every page of docs has its place here, or the build fails.
-A page that is listed and not there, too.
+"""Which page stands in which part of the site. The build fails where a page of docs has no place here, and where a
+place has no page.
 """
 
 from __future__ import annotations

@@ -46,14 +46,14 @@ class _OnImport(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
         if name != _LOWERING:
             return None
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_lower(module: ModuleType) -> None:
                 load(module)
+                with contextlib.suppress(ValueError):  # a second thread's import, or a reload
+                    sys.meta_path.remove(self)
                 _lower(module, self.ops)
 
             spec.loader.exec_module = load_and_lower  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import types
 import weakref
 from collections.abc import Iterable
@@ -14,8 +15,8 @@ from torch import fx, nn
 from torch.nn.modules import module as hooks_of_all
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_KEPT = (*_SIMPLE, list, tuple, dict, set, frozenset)
 _MISSING = object()
+STATE = "_zb_fused"  # a fused module's own attribute
 # What the layers of a chain do, beyond their class. Their other attributes say nothing of it.
 _SETTINGS = (
     *("stride", "padding", "dilation", "groups", "padding_mode", "bias", "negative_slope"),
@@ -142,20 +143,45 @@ def kept(value: Any, depth: int = 0) -> Any:
     if depth < _DEPTH and type(value) in (list, tuple, dict):
         return Contents(value, depth)
     if depth < _DEPTH and _has_settings(value):
-        names = tuple(
-            name for name, each in vars(value).items() if isinstance(each, _KEPT) or _has_settings(each)
-        )
-        return Settings(value, tuple((name, kept(vars(value)[name], depth + 1)) for name in names))
+        names = _names_of_settings(value)
+        return Settings(value, tuple((name, kept(getattr(value, name), depth + 1)) for name in names))
     return Identity(value)
 
 
 _DEPTH = 3  # of settings within settings
 
 
+def size(what: Any) -> int:
+    """How many comparisons a later look at what :func:`kept` made takes."""
+    if isinstance(what, Contents):
+        return 1 + sum(map(size, what.things))
+    if isinstance(what, Settings):
+        return 1 + sum(size(each) for _, each in what.attributes)
+    return 1
+
+
 def _has_settings(value: Any) -> bool:
-    """An object of a class written in Python, as configurations are; no module, class or function."""
-    is_code = isinstance(value, (type, nn.Module, torch.Tensor, types.ModuleType)) or callable(value)
-    return not is_code and isinstance(getattr(value, "__dict__", None), dict)
+    """Of an object of a class written in Python, as configurations are; no module, class, function or constant."""
+    is_written = bool(type(value).__flags__ & _WRITTEN) or isinstance(getattr(value, "__dict__", None), dict)
+    return is_written and not isinstance(value, _NO_SETTINGS)
+
+
+_WRITTEN = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_NO_SETTINGS = (
+    *(type, types.FunctionType, types.MethodType, types.ModuleType),
+    *(nn.Module, torch.Tensor, enum.Enum),
+)
+
+
+def _names_of_settings(value: Any) -> list[str]:
+    """Of its values: its own, those in slots, and those that only its class has yet; no methods or properties."""
+    names = dict.fromkeys(getattr(value, "__dict__", ()))
+    for kind in type(value).__mro__[:-1]:
+        for name, each in vars(kind).items():
+            is_slot = isinstance(each, types.MemberDescriptorType)
+            if name[:2] != "__" and (is_slot or not hasattr(each, "__get__")) and hasattr(value, name):
+                names[name] = None
+    return list(names)
 
 
 def _plain(value: Any) -> bool:

@@ -19,10 +19,9 @@ from torch import fx, nn
 
 from zbkernels.nn.fusion.borders import trace_across
 from zbkernels.nn.fusion.chains import Chain, find, op_of, put_in
-from zbkernels.nn.fusion.guards import Guard, as_written, of_layer
+from zbkernels.nn.fusion.guards import STATE, Guard, as_written, of_layer
 from zbkernels.nn.fusion.tracing import NotTraced, put_on
 
-STATE = "_zb_fused"
 _MOST_WAYS = 8  # through one forward; a module that has more of them runs unfused where these don't fit
 Key = tuple[str, int]  # name of a convolution or linear layer, and which of its calls in forward
 

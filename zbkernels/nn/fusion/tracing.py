@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from zbkernels.nn.fusion.guards import Guard, kept, of_call, of_children, of_globals, of_reads
+from zbkernels.nn.fusion.guards import STATE, Guard, kept, of_call, of_children, of_globals, of_reads, size
 
 
 class NotTraced(Exception):
@@ -218,10 +218,10 @@ def _look_at_source(module: nn.Module) -> list[tuple[Scope, str]]:
         for each in dis.get_instructions(code):
             word = each.argval if isinstance(each.argval, str) else ""
             is_global = each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-            counts = is_global if word in _GLOBALS_ONLY else True
-            if word in _ATTRIBUTES_ONLY:
-                counts = each.opname in _ATTRIBUTES
-            if word in _ASKED and counts:
+            is_other = (word in _GLOBALS_ONLY and not is_global) or (
+                word in _ATTRIBUTES_ONLY and each.opname not in _ATTRIBUTES
+            )
+            if word in _ASKED and not is_other:
                 raise NotTraced(f"its {name} {_ASKED[word]} ({word})")
             if each.opname.startswith("MATCH_"):
                 raise NotTraced(f"its {name} asks for the type of a value (match)")
@@ -275,7 +275,10 @@ def _named(name: str, names: tuple[str, ...], scope: Scope) -> list[Any]:
 def _is_theirs(it: Any) -> bool:
     """Not of torch or of Python itself, whose functions stand as one step in a graph or do as they say."""
     name: str = getattr(it, "__module__", None) or getattr(it, "__name__", None) or ""
-    return name.split(".")[0] not in ("torch", "numpy", "builtins", *sys.stdlib_module_names)
+    return name.split(".")[0] not in _NOT_THEIRS
+
+
+_NOT_THEIRS = frozenset({"torch", "numpy", "builtins", *sys.stdlib_module_names})
 
 
 def _function_of(it: Any) -> types.FunctionType | types.CodeType | None:
@@ -345,7 +348,10 @@ class _Record:
 
     def _note(self, path: str, name: str, value: Any) -> None:
         _refuse_generator(name, value)
-        self.reads.setdefault((path, name), kept(value))
+        if (path, name) not in self.reads:
+            self.reads[path, name] = kept(value)
+            if size(self.reads[path, name]) > _MOST_COMPARED:
+                raise NotTraced(f"it holds too much in {name} to be compared in each call")
         if isinstance(value, (list, dict, set)):
             self._contents.setdefault(id(value), (name, value, copy.copy(value)))
 
@@ -363,8 +369,9 @@ class _Record:
                 value.extend(before) if isinstance(value, list) else value.update(before)
 
 
+_MOST_COMPARED = 1000  # a third of a millisecond
 # Of the attributes that every module has, only its mode is a setting.
-_OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "__dict__", "__class__", "_zb_fused"} - {"training"})
+_OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "__dict__", "__class__", STATE} - {"training"})
 
 
 def _is_setting(kind: type, name: str) -> bool:
